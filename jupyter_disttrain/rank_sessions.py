@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .protocol.time_limits import RANK_SESSIONS_END_SECONDS, RANK_SESSIONS_LOOK_SECONDS
+from .protocol.time_limits import RANK_SESSIONS_CHECK_SECONDS, RANK_SESSIONS_END_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,7 +92,7 @@ def end(processes: list[psutil.Process]) -> None:
     kill(processes)
     left, until = processes, time.monotonic() + RANK_SESSIONS_END_SECONDS
     while left and time.monotonic() < until:
-        _, there = psutil.wait_procs(left, RANK_SESSIONS_LOOK_SECONDS)  # this reaps our own children
+        _, there = psutil.wait_procs(left, RANK_SESSIONS_CHECK_SECONDS)  # this reaps our own children
         left = [each for each in there if not _is_zombie(each)]  # another parent may never reap it
     kill(left, but=())
 

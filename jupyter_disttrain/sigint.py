@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 PATIENT_INTERRUPTS = 3  # maximum number of pending interrupts
 
-_current: Held | None = None  # the deferred interrupts of the main thread
+_current: DeferredSigint | None = None  # the deferred interrupts of the main thread
 
 
-class Held:
+class DeferredSigint:
     """Counts of interrupts that were received and that were handled."""
 
     def __init__(self) -> None:
         self.pressed = 0
         self.obeyed = 0
-        self._heard_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self.wake: Callable[[], None] = lambda: None  # wakes the thread that waits for a cell
 
     @property
@@ -42,21 +42,22 @@ class Held:
     def on_sigint(self, _number: int, _frame: Any) -> None:
         """Count the interrupt; a further one raises KeyboardInterrupt at once if the pending ones are not checked.
 
-        That is so once ``PATIENT_INTERRUPTS`` are pending, and :meth:`heard` was not called for ``DEAF_SECONDS``.
+        That is so once ``PATIENT_INTERRUPTS`` are pending and :meth:`mark_checked` was not called for
+        ``DEAF_SECONDS``.
         """
         if self.pressed - self.obeyed < PATIENT_INTERRUPTS:
             self.pressed += 1
-        elif time.monotonic() - self._heard_at > DEAF_SECONDS:
+        elif time.monotonic() - self._checked_at > DEAF_SECONDS:
             raise KeyboardInterrupt
         self.wake()
 
-    def heard(self) -> None:
+    def mark_checked(self) -> None:
         """Record that the pending interrupts are being checked."""
-        self._heard_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
 
 @contextmanager
-def held_interrupts() -> Iterator[Held]:
+def held_interrupts() -> Iterator[DeferredSigint]:
     """Defer interrupts within the block, if this is the main thread; a nested block shares those of the outer one.
 
     Raises
@@ -66,15 +67,15 @@ def held_interrupts() -> Iterator[Held]:
     """
     global _current  # noqa: PLW0603  (a process has one handler of SIGINT)
     if threading.current_thread() is not threading.main_thread():
-        yield Held()
+        yield DeferredSigint()
         return
     if _current is not None:
         yield _current
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield Held()  # the program has its own handler
+        yield DeferredSigint()  # the program has its own handler
         return
-    held = _current = Held()
+    held = _current = DeferredSigint()
     signal.signal(signal.SIGINT, held.on_sigint)
     try:
         yield held

@@ -27,7 +27,7 @@ from ..launchers.folders import BROUGHT_METRICS
 from ..protocol.messages import OPTIONS, NannyHello, RankDeath
 from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
 from ..protocol.states import RankState
-from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_HEARD_SECONDS, BEGIN_SECONDS, RANK_SECONDS
+from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_REPEAT_SECONDS, BEGIN_SECONDS, RANK_SECONDS
 from ..sigint import deferred_interrupts
 from .lifecycle import Lifecycle
 from .registry.cluster_file import ClusterFile, find
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
-REPLY_LOST = "the cell has ended here; how, only the notebook knew that ran it"
-NEVER_CAME = "the cell was lost on its way here when the notebook ended, and did not begin; run it again"
+REPLY_LOST = "the cell has ended here; its result is lost with the notebook that ran it"
+NEVER_CAME = "the cell did not arrive here before the notebook ended, and did not begin; run it again"
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,11 @@ def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecy
     return lifecycle
 
 
-def _attach_to_job(lifecycle: Lifecycle, told: JobFile) -> None:
+def _attach_to_job(lifecycle: Lifecycle, job_file: JobFile) -> None:
     """Attach to a job whose ranks have not been identified yet."""
     session, dispatcher = lifecycle.session, lifecycle.dispatcher
     started = time.monotonic()
-    session.launch = batch_jobs.JobLaunch(told, session.config, dispatcher.on_message, dispatcher.on_lost)
+    session.launch = batch_jobs.JobLaunch(job_file, session.config, dispatcher.on_message, dispatcher.on_lost)
     session.launch.decide()
     session.launch.start()
     with _watched(lifecycle):
@@ -88,7 +88,7 @@ def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
     """Attach to a cluster that an earlier notebook has left."""
     session, dispatcher = lifecycle.session, lifecycle.dispatcher
     started = time.monotonic()
-    gate = Gate(dispatcher.on_message)
+    gate = ReplayGate(dispatcher.on_message)
     session.launch = join(there, gate, dispatcher.on_lost)
     with _watched(lifecycle):
         _read_metrics(session)
@@ -138,7 +138,7 @@ def detach(lifecycle: Lifecycle) -> None:
         session.open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
 
 
-class Gate:
+class ReplayGate:
     """Hold messages back until the earlier ones are known."""
 
     def __init__(self, pass_on: Callable[[str, Message], None]) -> None:
@@ -146,12 +146,12 @@ class Gate:
         self._lock = threading.Lock()
         self._held: list[tuple[str, Message]] | None = []
         self._known: set[str] = set()
-        self.heard = threading.Event()  # set at a nanny's hello: the subscription is active from then on
+        self.is_subscribed = threading.Event()  # set at a nanny's hello: the subscription is active from then on
 
     def __call__(self, channel: str, message: Message) -> None:
         """Handle a message; called on the link's thread."""
         if message["header"]["msg_type"] == NannyHello.msg_type:
-            self.heard.set()
+            self.is_subscribed.set()
             return
         with self._lock:
             if self._held is not None:
@@ -175,7 +175,7 @@ class Gate:
                     self._pass_on(channel, message)
 
 
-def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
+def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> Launch:
     """Connect to the ranks of a cluster and take its lease.
 
     Raises
@@ -188,7 +188,7 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     launch = Launch(there.load_config(), gate, on_lost, there)
     try:
         launch.join()
-        _hear(launch, gate)
+        _wait_until_subscribed(launch, gate)
     except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
         if isinstance(error, BlockingIOError):
@@ -197,10 +197,10 @@ def join(there: ClusterFile, gate: Gate, on_lost: Callable[[], None]) -> Launch:
     return launch
 
 
-def _hear(launch: Launch, gate: Gate) -> None:
+def _wait_until_subscribed(launch: Launch, gate: ReplayGate) -> None:
     """Ask nannies to publish until the subscription is active: this client misses anything published before."""
     deadline = time.monotonic() + ATTACH_ANSWER_SECONDS
-    while not gate.heard.wait(ATTACH_HEARD_SECONDS):
+    while not gate.is_subscribed.wait(ATTACH_REPEAT_SECONDS):
         if time.monotonic() > deadline:
             cluster_id = launch.folders.cluster_id
             raise LaunchError(f"no rank of {cluster_id} answers; jupyter disttrain stop {cluster_id} ends the cluster")
@@ -209,19 +209,19 @@ def _hear(launch: Launch, gate: Gate) -> None:
 
 
 def take_up(
-    launch: Launch, supervisor: Supervisor, cells: Cells, gate: Gate, interrupt: Callable[..., None]
+    launch: Launch, supervisor: Supervisor, cells: Cells, gate: ReplayGate, interrupt: Callable[..., None]
 ) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
-    runs = [cells.adopt(cell, interrupt) for cell in cells.ledger.open_cells]
+    runs = [cells.adopt(cell, interrupt) for cell in cells.cell_log.open_cells]
     table = launch.table
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
-    told = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
-    earlier = [message for entry in asked for message in _said(launch, entry, told[entry.engine])]
+    replays = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
+    earlier = [message for entry in asked for message in _published_messages(launch, entry, replays[entry.engine])]
     gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
-    _mend(launch, supervisor)
+    _restore_group(launch, supervisor)
     return runs
 
 
@@ -229,11 +229,11 @@ def _ask_nanny(launch: Launch, entry: RankEntry) -> Future[Message]:
     return launch.open_link.request(entry.nanny, Replay())
 
 
-def _said(launch: Launch, entry: RankEntry, told: Future[Message]) -> list[Message]:
+def _published_messages(launch: Launch, entry: RankEntry, future: Future[Message]) -> list[Message]:
     """Return the messages that a rank has published since its cell began, which no client may have received."""
-    if not wait([told], ATTACH_ANSWER_SECONDS).done or told.exception() is not None:
+    if not wait([future], ATTACH_ANSWER_SECONDS).done or future.exception() is not None:
         return []  # the rank died in the meantime; its log has all output
-    reply = told.result()
+    reply = future.result()
     frames = iter(reply["buffers"])
     unpack = launch.open_link.session.unpack
     messages = [_lost(launch, entry)] if reply["content"]["lost"] else []
@@ -256,7 +256,7 @@ def _said(launch: Launch, entry: RankEntry, told: Future[Message]) -> list[Messa
 
 def _lost(launch: Launch, entry: RankEntry) -> Message:
     """Return a message for the user: the rank printed more than its nanny keeps."""
-    text = f"... what it said before is in {launch.folders.rank_log(entry.info.rank)}\n"
+    text = f"... its earlier output is in {launch.folders.rank_log(entry.info.rank)}\n"
     return {
         "header": {"msg_type": "stream"},
         "parent_header": {"msg_id": entry.request},
@@ -269,18 +269,18 @@ def _deaths(launch: Launch) -> dict[str, Message]:
     """Return the deaths that nannies have recorded in files, by engine."""
     found = {}
     for entry in launch.table:
-        word = Path(launch.folders.profile) / f"death-{entry.engine}.json"
-        if word.exists():
-            found[entry.engine] = as_message(_read_death(word, entry))
+        path = Path(launch.folders.profile) / f"death-{entry.engine}.json"
+        if path.exists():
+            found[entry.engine] = as_message(_read_death(path, entry))
     return found
 
 
-def _read_death(word: Path, entry: RankEntry) -> RankDeath:
+def _read_death(path: Path, entry: RankEntry) -> RankDeath:
     """Return the death that a nanny has recorded; an unreadable file still means that the rank died."""
     try:
-        return RankDeath.from_content(json.loads(word.read_text()))
+        return RankDeath.from_content(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
-        log.warning("%s can't be read", word)
+        log.warning("%s can't be read", path)
         return RankDeath(engine=entry.engine, pid=entry.info.pid, host=entry.info.host)
 
 
@@ -308,8 +308,8 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
         elif beside and not content["runs"]:
             _ask_reply(launch, entry, beside=False)
         elif not beside:
-            words = REPLY_LOST if content["begun"] else NEVER_CAME
-            reply = {"status": "error", "ename": "ReplyLost", "evalue": words, "traceback": []}
+            text = REPLY_LOST if content["begun"] else NEVER_CAME
+            reply = {"status": "error", "ename": "ReplyLost", "evalue": text, "traceback": []}
             _hand_in(launch, entry, reply, {"group": content["group"]}, [])
 
     future.add_done_callback(on_answer)
@@ -328,29 +328,29 @@ def let_begin(launch: Launch) -> None:
         asked = [(entry, link.request(entry.engine, RepeatReply(cell=entry.request))) for entry in waiting]
         wait([future for _, future in asked], RANK_SECONDS)
         waiting = [entry for entry, future in asked if _is_on_its_way(future)]
-        time.sleep(ATTACH_HEARD_SECONDS if waiting else 0.0)
+        time.sleep(ATTACH_REPEAT_SECONDS if waiting else 0.0)
 
 
-def _is_on_its_way(told: Future[Message]) -> bool:
-    if not told.done() or told.exception() is not None:
+def _is_on_its_way(future: Future[Message]) -> bool:
+    if not future.done() or future.exception() is not None:
         return False
-    content = told.result()["content"]
+    content = future.result()["content"]
     return content["status"] == "ok" and not content["begun"]
 
 
-def _hand_in(launch: Launch, entry: RankEntry, reply: Message, told: Message, buffers: list[Any]) -> None:
+def _hand_in(launch: Launch, entry: RankEntry, reply: Message, options: Message, buffers: list[Any]) -> None:
     launch.open_link.take_reply(
         {
             "header": {"msg_type": "execute_reply"},
             "parent_header": {"msg_id": entry.request},
-            "metadata": {OPTIONS: told},
+            "metadata": {OPTIONS: options},
             "content": reply,
             "buffers": buffers,
         }
     )
 
 
-def _mend(launch: Launch, supervisor: Supervisor) -> None:
+def _restore_group(launch: Launch, supervisor: Supervisor) -> None:
     """Form the process group again if the earlier notebook ended while it was being formed.
 
     Ranks that still wait for each other there are released first.

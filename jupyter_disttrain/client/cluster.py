@@ -52,7 +52,7 @@ class Cluster:
     launcher
         ``"mpi"``: one MPI job, so that ``comm`` and Horovod work. ``"local"``: plain processes. ``"slurm"``: a Slurm
         job, or the allocation around this process.
-    tell
+    report
         Called with a line on what the start waits for before it can start ranks, each time it changes. By default the
         line is printed to stderr.
     on_start
@@ -81,11 +81,11 @@ class Cluster:
         n: int | None = None,
         launcher: str = "mpi",
         *,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         on_start: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
-        lifecycle = Lifecycle(Session(ClusterConfig(n=n, launcher=launcher, **options)), tell)
+        lifecycle = Lifecycle(Session(ClusterConfig(n=n, launcher=launcher, **options)), report)
         lifecycle.start(on_start)
         self._compose(lifecycle)
 
@@ -145,11 +145,11 @@ class Cluster:
     def __exit__(self, kind: object, *_exc: object) -> None:
         """Shut down; wait for a checkpoint that is being written, unless an error ends the block."""
         try:
-            told = self.checkpoints.finish() if kind is None else ""
+            message = self.checkpoints.finish() if kind is None else ""
         finally:
             self.shutdown()
-        if told:
-            warnings.warn(told, stacklevel=2)
+        if message:
+            warnings.warn(message, stacklevel=2)
 
     # Cells
 

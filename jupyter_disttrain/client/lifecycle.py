@@ -42,11 +42,11 @@ class Lifecycle:
     ----------
     session
         The session, whose launch, recovery and cells this sets.
-    tell
+    report
         See :class:`jupyter_disttrain.Cluster`.
     """
 
-    def __init__(self, session: Session, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, session: Session, report: Callable[[str], None] | None = None) -> None:
         self.session = session
         self.dispatcher = MessageDispatcher(
             session,
@@ -56,7 +56,7 @@ class Lifecycle:
             leave=self.leave_because,
         )
         self.killed: list[str] = []  # messages on ranks killed at the last shutdown or reset: they took too long to end
-        self._tell = tell or partial(print, file=sys.stderr, flush=True)
+        self._report = report or partial(print, file=sys.stderr, flush=True)
         self._pid = os.getpid()
 
     # Start
@@ -78,7 +78,7 @@ class Lifecycle:
 
     def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
         config = self.session.config
-        progress = StartProgress(config, self._tell, on_start or (lambda _text: None))
+        progress = StartProgress(config, self._report, on_start or (lambda _text: None))
         return Launch(config, self.dispatcher.on_message, self.dispatcher.on_lost, progress=progress)
 
     def _start(self, launch: Launch) -> None:
@@ -151,11 +151,13 @@ class Lifecycle:
             raise LaunchError(
                 f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
                 "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
-                "starts all ranks anew"
+                "starts all ranks again"
             )
         notes = supervisor.take_notes()
         if any(launch.table[rank].state == RankState.DEAD for rank in chosen):
-            raise LaunchError("; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts anew")
+            raise LaunchError(
+                "; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts all ranks again"
+            )
         return notes
 
     def _check_restartable(self) -> None:
@@ -164,7 +166,7 @@ class Lifecycle:
         if config.job:
             raise UsageError(
                 f"the ranks of {config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "
-                "started it can be started anew"
+                "started can it be started again"
             )
 
     # End
@@ -206,13 +208,13 @@ class Lifecycle:
         because = f"is out of reach: {reason}"
         threading.Thread(target=self.leave, args=(because,), name="disttrain leave").start()  # as above
 
-    def _on_job_over(self, words: str) -> None:
+    def _on_job_over(self, reason: str) -> None:
         """End the cluster with its job, unless the job ended because the controller was lost.
 
         If the job ends while the ranks are being identified, the start fails by itself.
         """
         if not self.session.launch.lost_because:
-            self.end_because(f"has lost its nodes: {words}")
+            self.end_because(f"has lost its nodes: {reason}")
 
 
 @atexit.register

@@ -26,7 +26,7 @@ from .cells.history import Origin
 from .cells.session_group import restore_group
 from .recovery.state_machine import Rules
 from .recovery.supervisor import Supervisor
-from .registry.cluster_file import Ledger
+from .registry.cluster_file import CellLog
 from .startup.job_watch import JobWatch
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class Session:
             Called with the reason when the Slurm job of the ranks has ended.
         """
         self.supervisor = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
-        ledger = Ledger(self.launch.folders.ledger if self.config.keep else None)
-        count = ledger.last if self.cells is None else self.cells.count
-        self.cells = Cells(self.launch, self.supervisor, ledger, count)
+        cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
+        count = cell_log.last if self.cells is None else self.cells.count
+        self.cells = Cells(self.launch, self.supervisor, cell_log, count)
         grant = self.launch.placement.grant
         self.job_watch = JobWatch(grant.job, self._on_job_notice, on_job_over) if grant else None
 
@@ -105,10 +105,10 @@ class Session:
             self.job_watch.close()
         self.supervisor.close()
 
-    def _on_job_notice(self, words: str) -> None:
+    def _on_job_notice(self, text: str) -> None:
         """Report a notice on the job: in the running cell, in the status, and with the next cell."""
-        self.telemetry.remarks.job = words
-        self.supervisor.note(words)
+        self.telemetry.remarks.job = text
+        self.supervisor.note(text)
 
     # Cells
 
@@ -197,9 +197,9 @@ class Session:
     def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
         chosen = parse_ranks(ranks, len(self.launch.table))
-        words = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
+        text = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
         self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
-        return [*words, *self.supervisor.take_notes()]
+        return [*text, *self.supervisor.take_notes()]
 
     # State
 

@@ -106,7 +106,7 @@ def rank_environment(
     if config.sample_s:
         environment[SAMPLE_SECONDS] = str(config.sample_s)
     if config.idle_timeout_s:
-        environment[REPORT_USE] = str(untold_s(config.idle_timeout_s))
+        environment[REPORT_USE] = str(use_report_s(config.idle_timeout_s))
     if folders.shelf is not None:
         # Open MPI's shared memory is removed with the cluster, however its ranks end.
         environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
@@ -137,7 +137,7 @@ def library_defaults(info: RankInfo) -> dict[str, str]:
     return WITH_GPUS if info.device.startswith("cuda") else WITHOUT_GPUS
 
 
-def untold_s(idle_timeout_s: float) -> float:
+def use_report_s(idle_timeout_s: float) -> float:
     """Return the longest delay, in seconds, before a rank reports its use."""
     return min(idle_timeout_s / 10, LONGEST_UNREPORTED_SECONDS)
 

@@ -86,7 +86,7 @@ class Folders:
         return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
 
     @property
-    def ledger(self) -> Path:
+    def cell_log(self) -> Path:
         """The file that lists the cells that have not ended."""
         return self.local / "open_cells.json"
 

@@ -12,7 +12,7 @@ QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client 
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
 
 # client.attach
-ATTACH_HEARD_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
+ATTACH_REPEAT_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
 ATTACH_ANSWER_SECONDS = 5.0  # for nannies to reply, which never wait for anything
 BEGIN_SECONDS = 2.0  # for ranks to receive the last cells before a notebook detaches
 RANK_SECONDS = 1.0  # for ranks to reply, which may hold the GIL; a later reply is taken as well
@@ -25,7 +25,7 @@ LAST_SECONDS = 1.0  # for ranks to end after the third interrupt, before the pro
 # The same after the first interrupt: an import or a call in C code ends before Python sees a signal.
 GIVE_UP_SECONDS = 5.0
 CELL_RUN_SETTLE_SECONDS = 120.0  # for the session to recover before the prompt returns
-SETTLE_LOOK_SECONDS = 0.1  # between two checks of that
+SETTLE_CHECK_SECONDS = 0.1  # between two checks of that
 
 # client.cluster
 CLUSTER_NANNY_SECONDS = 2.0  # for nannies to confirm that they have passed an interrupt on
@@ -33,7 +33,7 @@ CLUSTER_END_SECONDS = 6.0  # for a rank to end and its nanny to report it; the n
 CLUSTER_SETTLE_SECONDS = 60.0  # for the session to recover before a cell is sent; a new process imports torch meanwhile
 
 # client.transport.controller
-LOOK_MS = 200  # between two checks of a controller whether there are ranks
+RANK_CHECK_MS = 200  # between two checks of a controller whether there are ranks
 OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the system cannot report its end
 
 # launchers.folders
@@ -81,7 +81,7 @@ MOST_CLOCK_SECONDS = 5.0  # by which the clocks of two hosts may differ
 
 # client.startup.processes
 PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
-PROCESSES_LOOK_SECONDS = 0.2  # between two checks of the processes of starting ranks
+PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting ranks
 BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
 KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -93,7 +93,7 @@ RATE_SECONDS = 5.0  # over which rates are averaged
 
 # client.transport.rank_watch
 CLOSED_SECONDS = 0.5  # without a connection once the hub knows no rank; one that broke is connected again at once
-UNHEARD_SECONDS = 5.0  # the same while the hub still counts on ranks
+UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
 RANK_WATCH_SILENT_SECONDS = 600.0
 
@@ -104,7 +104,7 @@ FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any m
 
 # client.recovery.state_machine
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are checked
-RECOVERY_LOOK_SECONDS = 0.25  # between two checks of ranks that should end
+RECOVERY_CHECK_SECONDS = 0.25  # between two checks of ranks that should end
 BLIND_SECONDS = 10.0  # from the last interrupt, before ranks are released that are not seen to wait
 CALM_SECONDS = 3.0  # between two checks of ranks that run undisturbed
 RECOVERY_MEET_SECONDS = 1.0  # from seeing one rank wait to checking the others
@@ -128,7 +128,7 @@ STAGE_SENDER_END_SECONDS = 5.0  # for the sending process to end
 STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of the sending process
 
 # features.staging.client
-STAGING_LOOK_SECONDS = 0.25  # between two requests how far the nodes are
+STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
 
 # client.startup.launch
 START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
@@ -147,7 +147,7 @@ TUNNEL_BEAT_SECONDS = 5.0  # between two signs of life of a notebook that holds 
 TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
 
 # client.registry.observer
-VISITOR_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
+OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
 
 # Starting processes
 
@@ -369,4 +369,4 @@ JOB_FILE_CONNECT_SECONDS = 3.0  # to find out whether a job's controller can be 
 
 # rank_sessions
 RANK_SESSIONS_END_SECONDS = 2.0  # for what ends by itself once the other processes of a session have
-RANK_SESSIONS_LOOK_SECONDS = 0.02  # between two checks of that
+RANK_SESSIONS_CHECK_SECONDS = 0.02  # between two checks of that

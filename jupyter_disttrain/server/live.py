@@ -57,7 +57,7 @@ class LiveCluster:
         self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
         self._gate: list[tuple[str, Message]] | None = []  # messages that arrive before earlier metrics are read
         try:
-            self._launch.join(visitor=True)
+            self._launch.join(observer=True)
             folders = self._launch.folders
             if any(folders.metrics.glob("*.metrics.jsonl")):
                 self.telemetry.metrics.read(folders.metrics)

@@ -97,4 +97,4 @@ def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Ca
     live_region = page.locator(".jp-Notebook .jdt-live-region")
     live_region.filter(has_text="no cell runs").wait_for(state="attached")
     run_cell(page, 2)
-    live_region.filter(has_text="has ended; this is how it was last").wait_for(state="attached")
+    live_region.filter(has_text="has ended; this is its last state").wait_for(state="attached")

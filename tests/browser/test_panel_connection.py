@@ -107,7 +107,7 @@ def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
     text = output(page, 1, "controller")
     assert "ClusterClosedError: the controller of cluster 'default' on " in text
-    assert text.endswith("so all ranks end; %dist_reset starts them anew")
+    assert text.endswith("so all ranks end; %dist_reset starts them again")
 
 
 @pytest.mark.browser

@@ -150,7 +150,7 @@ FEED = """() => {
   const { ranks } = shown.state.state;
   ranks.forEach(each => { each.steps_per_s = 10 - each.rank / 10; each.memory_bytes = (1 + each.rank % 7) * 2 ** 30; });
   ranks[9].state = ranks[9].text = 'dead';
-  Object.assign(ranks[40], { state: 'not responding', text: 'not heard of for 9 s' });
+  Object.assign(ranks[40], { state: 'not responding', text: 'no report for 9 s' });
   shown.emit('change:state');
   for (let at = 0; at < 60; at++) {
     const points = ranks.map(each => [String(each.rank), [[1e9 + at, 50, 2 ** 30, 50, 2 ** 34, 9]]]);

@@ -65,7 +65,7 @@ def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
         seen = [
             are_waiting
             for are_waiting in samples.values()
-            if are_waiting.waits_s is not None and what in str(are_waiting.told)
+            if are_waiting.waits_s is not None and what in str(are_waiting.reply)
         ]
         return len(seen) == len(ranks)
 

@@ -23,12 +23,12 @@ from ...protocol.time_limits import (
     GIVE_UP_SECONDS,
     INTERRUPT_GRACE_SECONDS,
     LAST_SECONDS,
-    SETTLE_LOOK_SECONDS,
+    SETTLE_CHECK_SECONDS,
     SPACE_SECONDS,
 )
-from ...sigint import PATIENT_INTERRUPTS, Held, held_interrupts
+from ...sigint import PATIENT_INTERRUPTS, DeferredSigint, held_interrupts
 from .cell_state import CellState
-from .events import Died, Elided, Event, Replied, Said, Silent
+from .events import Died, Elided, Event, OutputEnded, Printed, Replied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...protocol.messages import CellFailure
     from ..recovery.supervisor import Supervisor
 
-_ENDS = Replied, Silent, Died  # events that a cell still needs after the wait for it was given up
+_ENDS = Replied, OutputEnded, Died  # events that a cell still needs after the wait for it was given up
 
 
 class Listener(Protocol):
@@ -94,9 +94,9 @@ class CellRun:
         self._stuck_remedy = stuck_remedy
         self.notes: list[str] = []
         self._listener = listener
-        self._said: dict[tuple[str, int], list[str]] = {}
+        self._printed: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
-        self._held = Held()
+        self._held = DeferredSigint()
         self.interrupts = 0  # interrupts sent to the ranks
         self._next_interrupt = 0.0  # earliest time of the next one
         self._interrupted_at = 0.0  # time of the first one
@@ -119,8 +119,8 @@ class CellRun:
             was_done = self._arrived.done
             self._arrived.apply(event)
             if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are shown no more
-                for words in self._arrived.cut_imports(self._stuck_remedy):
-                    self._supervisor.note(words)
+                for text in self._arrived.cut_imports(self._stuck_remedy):
+                    self._supervisor.note(text)
             self._events.put(event)
         return True
 
@@ -187,7 +187,7 @@ class CellRun:
         return self._text("stderr")
 
     def _text(self, stream: str) -> dict[int, str]:
-        return {rank: "".join(self._said.get((stream, rank), ())) for rank in self.ranks}
+        return {rank: "".join(self._printed.get((stream, rank), ())) for rank in self.ranks}
 
     @property
     def durations_s(self) -> dict[int, float]:
@@ -216,11 +216,11 @@ class CellRun:
         values: dict[int, Any] = {}
         refused: dict[str, list[int]] = {}
         for rank, reply in sorted(self._known.replies.items()):
-            told = reply.content.get("value", {"kind": "none"})
-            if told["kind"] == "pickle":
+            value = reply.content.get("value", {"kind": "none"})
+            if value["kind"] == "pickle":
                 values[rank] = load_from(rank, reply.buffers)
-            elif told["kind"] == "unserializable":
-                refused.setdefault(told["reason"], []).append(rank)
+            elif value["kind"] == "unserializable":
+                refused.setdefault(value["reason"], []).append(rank)
             else:
                 values[rank] = None
         if refused:
@@ -322,7 +322,7 @@ class CellRun:
     def _settle(self) -> None:
         """Wait until the session has recovered from what this cell did to it; an interrupt ends the wait."""
         deadline = time.monotonic() + CELL_RUN_SETTLE_SECONDS
-        while not self._supervisor.wait_until_settled(SETTLE_LOOK_SECONDS) and time.monotonic() < deadline:
+        while not self._supervisor.wait_until_settled(SETTLE_CHECK_SECONDS) and time.monotonic() < deadline:
             if self._listener is not None:
                 self._listener.on_events((), self)
             if self._held.waiting:
@@ -352,13 +352,13 @@ class CellRun:
             return events
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, Said):
-            self._said.setdefault((event.stream, event.rank), []).append(event.text)
+        if isinstance(event, Printed):
+            self._printed.setdefault((event.stream, event.rank), []).append(event.text)
         elif isinstance(event, Elided):
-            self._said.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
+            self._printed.setdefault((event.record.stream, event.rank), []).append(event.record.tail)
 
     def _obey_interrupts(self, *, at_once: bool = False) -> None:
-        self._held.heard()
+        self._held.mark_checked()
         while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1

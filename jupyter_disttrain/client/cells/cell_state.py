@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ...protocol.messages import CellFailure
 from ...protocol.ranks import label_ranks
-from .death_causes import last_words, root_line
-from .events import Died, Event, Replied, Silent
+from .death_causes import death_lines, root_line
+from .events import Died, Event, OutputEnded, Replied
 from .failure_merging import RANK_DIED, merge_failures
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CellState:
                 self.failures[rank] = self._failure(rank, event)
             if event.quiet or rank in self._silent:
                 self.running.discard(rank)
-        elif isinstance(event, Silent):
+        elif isinstance(event, OutputEnded):
             # The idle message and the reply travel on different sockets: either may come first.
             self._silent.add(rank)
             if rank in self.replies:
@@ -73,7 +73,7 @@ class CellState:
         )
 
     def _death(self, rank: int, event: Died) -> CellFailure:
-        traceback, file, line = last_words(event.record.stderr_tail, event.record.crash)
+        traceback, file, line = death_lines(event.record.stderr_tail, event.record.crash)
         return CellFailure(
             ranks=(rank,),
             hosts=(self._hosts[rank],),
@@ -103,11 +103,11 @@ class CellState:
         for rank, reply in sorted(self.replies.items()):
             for name in reply.content.get("cut_imports", ()):
                 ranks_by_name.setdefault(name, []).append(rank)
-        words = []
+        texts = []
         for name, ranks in ranks_by_name.items():
             hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
-            words.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
-        return words
+            texts.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+        return texts
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Return each distinct failure once with all its ranks, the earliest first; without those in :attr:`waited`."""

@@ -59,7 +59,7 @@ class Comparison:
         count = f"{len(self.differences)} of {parts}"
         lines = [f"{self.name} differs on {who} in {count}{left_out}; the first is {first.path or self.name}:"]
         lines += [f"  {label_ranks(ranks)}: {kind}" for ranks, kind in first.groups]
-        lines += [f"  {words}" for words in self.largest]
+        lines += [f"  {line}" for line in self.largest]
         if others:
             named = ", ".join(each.path for each in others[:LISTED])
             more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
@@ -69,7 +69,7 @@ class Comparison:
 
 def compare(
     name: str,
-    told: Mapping[int, Sequence[dict[str, Any]]],
+    digests: Mapping[int, Sequence[dict[str, Any]]],
     numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]],
 ) -> Comparison:
     """Compare the digests of a variable across ranks.
@@ -78,15 +78,15 @@ def compare(
     ----------
     name
         Name of the variable.
-    told
+    digests
         Results of ``rank.kernel.digests.digests``, by rank.
     numbers_of
         Fetches one part of the variable from ranks, as arrays by rank; None for a part that is not numeric.
     """
-    ranks = tuple(sorted(told))
+    ranks = tuple(sorted(digests))
     by_path: dict[str, dict[int, tuple[str, str | None]]] = {}
     for rank in ranks:
-        for part in told[rank]:
+        for part in digests[rank]:
             by_path.setdefault(part["path"], {})[rank] = part["kind"], part["digest"]
     without = {
         path: {kind for kind, _ in by_rank.values()}
@@ -150,8 +150,8 @@ def _distance(array: np.ndarray, reference: np.ndarray) -> str:
     with np.errstate(invalid="ignore", over="ignore"):  # arrays may contain infinities
         apart = np.where(same, 0.0, abs(array - reference))
         known = apart[~_is_nan(apart)]
-        said = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []
-    said.append(f"in {int((~same).sum()):,} of {apart.size:,} numbers")
+        parts = [f"up to {known.max():.4g}, {known.mean():.4g} on average"] if known.any() else []
+    parts.append(f"in {int((~same).sum()):,} of {apart.size:,} numbers")
     if known.size < apart.size:
-        said.append(f"NaN on one side in {apart.size - known.size:,}")
-    return ", ".join(said)
+        parts.append(f"NaN on one side in {apart.size - known.size:,}")
+    return ", ".join(parts)

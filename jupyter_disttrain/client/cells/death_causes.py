@@ -24,11 +24,11 @@ def root_line(stderr_tail: str) -> str:
     return found or next((line for line in lines if _WATCHDOG.search(line)), "")
 
 
-def last_words(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
+def death_lines(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
     """Return the lines to show, and from the crash report the script's file (empty for a cell) and its line."""
-    said = stderr_tail.strip().splitlines()[-LINES:]
+    last_lines = stderr_tail.strip().splitlines()[-LINES:]
     reported, file, line = _up_to_own(crash)
-    shown = (["Its last lines on stderr:", *said] if said else []) + reported
+    shown = (["Its last lines on stderr:", *last_lines] if last_lines else []) + reported
     if _GLOO_MISMATCH in stderr_tail:
         shown.append("Gloo ends a process that is sent more than its tensor holds: ranks gave tensors of different")
         shown.append("sizes or types to one collective, or to a send and its recv; compare the shapes on all ranks")

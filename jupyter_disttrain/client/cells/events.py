@@ -21,7 +21,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said(Event):
+class Printed(Event):
     """Text on stdout or stderr; lines may be unfinished."""
 
     stream: str
@@ -75,11 +75,11 @@ class Replied(Event):
 
     content: dict[str, Any]
     buffers: list[Any]
-    quiet: bool  # the rank published nothing in this cell, so no Silent follows
+    quiet: bool  # the rank published nothing in this cell, so no OutputEnded follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silent(Event):
+class OutputEnded(Event):
     """All output of the rank in this cell has arrived."""
 
 

@@ -20,14 +20,14 @@ from ..recovery.explanations import remedy
 from ..startup.rank_table import check_idle
 from . import variables
 from .cell_run import CellRun, Listener, not_back
-from .events import Died, Replied, Silent
-from .history import Origin, Ran
+from .events import Died, OutputEnded, Replied
+from .history import CellEntry, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..recovery.supervisor import Supervisor
-    from ..registry.cluster_file import Ledger
+    from ..registry.cluster_file import CellLog
     from ..startup.launch import Launch
     from ..startup.rank_table import RankEntry
     from ..transport.link import Message
@@ -40,10 +40,10 @@ LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier ce
 class Cells:
     """The cells that run on the ranks of one launch."""
 
-    def __init__(self, launch: Launch, supervisor: Supervisor, ledger: Ledger, count: int) -> None:
+    def __init__(self, launch: Launch, supervisor: Supervisor, cell_log: CellLog, count: int) -> None:
         self._launch = launch
         self._supervisor = supervisor
-        self.ledger = ledger
+        self.cell_log = cell_log
         self._lock = threading.RLock()
         self._cells: dict[str, tuple[CellRun, int]] = {}  # cell and rank by the message ID of the request
         self._current: CellRun | None = None
@@ -97,7 +97,7 @@ class Cells:
             interrupt(cells)
             pressed = 1
             while not self._supervisor.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
-                held.heard()
+                held.mark_checked()
                 if held.waiting and pressed < PATIENT_INTERRUPTS:
                     held.obeyed += 1
                     pressed += 1
@@ -147,25 +147,25 @@ class Cells:
             link = self._launch.open_link
             packed = link.session.pack(content)
             messages = {rank: link.make("execute_request", packed, {OPTIONS: options}) for rank in ranks}
-            self._note_in_ledger(run, options["execution_count"], messages)
+            self._log_cell(run, options["execution_count"], messages)
             self._launch.steps.sent(ranks)
             if origin.is_cell:
-                ran = Ran(
+                entry = CellEntry(
                     number=run.number,
                     execution_count=options["execution_count"],
                     cell_id=origin.cell_id,
                     code=code,
                     ranks=ranks,
                 )
-                self._launch.journal.ran(ran)
+                self._launch.journal.add_cell(entry)
             elif origin.magic:
-                self._launch.journal.did(origin.magic)
+                self._launch.journal.add_magic(origin.magic)
             for rank, message in messages.items():
                 self._send_to_rank(run, rank, message, options["execution_count"])
         return run
 
-    def _note_in_ledger(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
-        """Add the cell to the ledger before it is sent, so that a later notebook finds it in any case."""
+    def _log_cell(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
+        """Add the cell to the cell log before it is sent, so that a later notebook finds it in any case."""
         requests = {rank: message["header"]["msg_id"] for rank, message in messages.items()}
         cell = {
             "number": run.number,
@@ -173,13 +173,13 @@ class Cells:
             "execution_count": execution_count,
             "requests": requests,
         }
-        self._try_ledger(lambda: self.ledger.add(cell))
+        self._try_cell_log(lambda: self.cell_log.add(cell))
 
-    def _try_ledger(self, write: Callable[[], None]) -> None:
+    def _try_cell_log(self, write: Callable[[], None]) -> None:
         try:
             write()
         except OSError as error:
-            self._supervisor.note(f"%dist_attach would not know of this cell: {error}")
+            self._supervisor.note(f"%dist_attach could not resume this cell: {error}")
 
     def _open(
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
@@ -188,7 +188,7 @@ class Cells:
         return CellRun(number, ranks, hosts, interrupt, self._supervisor, listener, self._launch.stuck_remedy)
 
     def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
-        """Take over a cell that an earlier notebook sent, from that notebook's ledger."""
+        """Take over a cell that an earlier notebook sent, from that notebook's cell log."""
         requests = {int(rank): msg_id for rank, msg_id in cell["requests"].items()}
         with self._lock:
             run = self._open(cell["number"], tuple(sorted(requests)), interrupt, None)
@@ -216,13 +216,13 @@ class Cells:
         rank = entry.info.rank
 
         def on_reply(message: Message) -> None:
-            told = message["metadata"].get(OPTIONS, {})
+            options = message["metadata"].get(OPTIONS, {})
             content, buffers = variables.with_value(
                 self._launch.folders.shelf_name, message["content"], message["buffers"]
             )
-            quiet = told.get("quiet", True)
+            quiet = options.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
-            entry.group = told.get("group", entry.group)
+            entry.group = options.get("group", entry.group)
             failed = content["status"] != "ok"
             entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
             if entry.state == RankState.RUNNING:
@@ -253,7 +253,7 @@ class Cells:
         with self._lock:
             if run is not None and self._put(run, event):
                 return
-            if isinstance(event, Silent):
+            if isinstance(event, OutputEnded):
                 return  # no thread waits for its cell any more
             listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
             following = event if listener is None else listener.on_late(event)
@@ -283,16 +283,16 @@ class Cells:
         entry.pid_gone.set()
 
     def _put(self, run: CellRun, event: Event) -> bool:
-        """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the ledger."""
+        """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the cell log."""
         is_taken = run.put(event)
         if is_taken and run.done:
-            self._welcome(run)
+            self._note_return(run)
             without_group = not any(entry.group for entry in self._launch.table)
             self._launch.journal.ended(run.number, run.errors, without_group=without_group)
-            self._try_ledger(lambda: self.ledger.remove(run.number))
+            self._try_cell_log(lambda: self.cell_log.remove(run.number))
         return is_taken
 
-    def _welcome(self, run: CellRun) -> None:
+    def _note_return(self, run: CellRun) -> None:
         """Add a note on ranks that ended the cell after the wait for them was given up."""
         back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
         run.given_up = set()

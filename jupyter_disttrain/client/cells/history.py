@@ -30,7 +30,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CellEntry:
     """A cell that was sent."""
 
     number: int  # the cluster's number of the cell
@@ -61,13 +61,13 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Did:
+class MagicEntry:
     """A change of the ranks' variables by a magic, which no script can repeat."""
 
     magic: str
 
 
-Entry = Ran | Pushed | Copied | Did
+Entry = CellEntry | Pushed | Copied | MagicEntry
 
 
 class Journal:
@@ -81,15 +81,15 @@ class Journal:
         self._without_group: set[int] = set()  # numbers of cells that left the ranks no process group
         self._kept_bytes = 0
 
-    def ran(self, entry: Ran) -> None:
+    def add_cell(self, entry: CellEntry) -> None:
         """Record a cell."""
         with self._lock:
             self._entries.append(entry)
 
-    def did(self, magic: str) -> None:
+    def add_magic(self, magic: str) -> None:
         """Record a magic that changed the ranks' variables."""
         with self._lock:
-            self._entries.append(Did(magic=magic))
+            self._entries.append(MagicEntry(magic=magic))
 
     def ended(self, number: int, errors: Iterable[str], *, without_group: bool = False) -> None:
         """Record the end of a cell.
@@ -146,11 +146,11 @@ class Journal:
 def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
     """Keep only the last run of each notebook cell, at the place of its first run: entries between may use it."""
     found = list(entries)
-    last = {entry.cell_id: entry for entry in found if isinstance(entry, Ran)}
+    last = {entry.cell_id: entry for entry in found if isinstance(entry, CellEntry)}
     kept: list[Entry] = []
     seen: set[str] = set()
     for entry in found:
-        if isinstance(entry, Ran) and entry.cell_id:
+        if isinstance(entry, CellEntry) and entry.cell_id:
             if entry.cell_id not in seen:
                 kept.append(last[entry.cell_id])
             seen.add(entry.cell_id)
@@ -159,6 +159,6 @@ def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
     return kept
 
 
-def is_whole(entry: Ran, endings: dict[int, str]) -> bool:
+def is_whole(entry: CellEntry, endings: dict[int, str]) -> bool:
     """Whether a script can repeat a cell: it ended without an error, or the user interrupted it."""
     return endings.get(entry.number, "it still runs") in ("", "KeyboardInterrupt")

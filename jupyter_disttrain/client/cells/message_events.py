@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.messages import LogTrouble, OutputElided, RankDeath
-from .events import Cleared, CommSent, Died, Displayed, Elided, Event, LogFailed, Said, Silent
+from .events import Cleared, CommSent, Died, Displayed, Elided, Event, LogFailed, OutputEnded, Printed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def event_from(rank: int, message: dict[str, Any]) -> Event | None:
     content = message["content"]
     now = time.time()
     if msg_type == "stream":
-        return Said(rank=rank, time_s=now, stream=content["name"], text=content["text"])
+        return Printed(rank=rank, time_s=now, stream=content["name"], text=content["text"])
     if msg_type in _DISPLAYS:
         display_id = content.get("transient", {}).get("display_id")
         return Displayed(
@@ -50,7 +50,7 @@ def event_from(rank: int, message: dict[str, Any]) -> Event | None:
 
 
 def _silent(rank: int, now: float, content: dict[str, Any]) -> Event | None:
-    return Silent(rank=rank, time_s=now) if content["execution_state"] == "idle" else None
+    return OutputEnded(rank=rank, time_s=now) if content["execution_state"] == "idle" else None
 
 
 _READERS: dict[str, Callable[[int, float, dict[str, Any]], Event | None]] = {

@@ -95,8 +95,8 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
     if len(ranks) < 2:  # noqa: PLR2004
         raise UsageError(f"{label_ranks(ranks)} alone can't differ; name two ranks or more with -r")
-    told = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
-    missing = [rank for rank, content in told.items() if content["status"] == "missing"]
+    contents = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
+    missing = [rank for rank, content in contents.items() if content["status"] == "missing"]
     if missing:
         listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
         raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
@@ -105,7 +105,7 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
         replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
-    return compare(name, {rank: content["parts"] for rank, content in told.items()}, numbers_of)
+    return compare(name, {rank: content["parts"] for rank, content in contents.items()}, numbers_of)
 
 
 def _have(ranks: Sequence[int]) -> str:
@@ -115,13 +115,13 @@ def _have(ranks: Sequence[int]) -> str:
 def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
     """Return the buffers of a rank's reply."""
     try:
-        return off_the_shelf(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
+        return from_shared_memory(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
     except ValueError as error:
         host = launch.table[rank].info.host
         raise UnserializableValueError(f"the value of rank {rank} on {host} was not taken: {error}") from error
 
 
-def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
+def from_shared_memory(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
     """Return a reply's buffers; mapping its shared-memory file at once ensures that the file is removed."""
     if note is None:
         return list(buffers)
@@ -135,7 +135,7 @@ def off_the_shelf(folder: str | None, note: Message | None, buffers: Sequence[An
 def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> tuple[Message, list[Any]]:
     """Return a cell's reply and its buffers; a value that can't be mapped must not lose the reply."""
     try:
-        return content, off_the_shelf(folder, content.get("value", {}).get("shelf"), buffers)
+        return content, from_shared_memory(folder, content.get("value", {}).get("shelf"), buffers)
     except ValueError as error:
         return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
     except FileNotFoundError:
@@ -175,5 +175,5 @@ def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     while not done.wait(0.2):
         if entry.state == RankState.DEAD:
             who = f"rank {entry.info.rank} ({entry.info.host})"
-            raise UsageError(f"{who} died meanwhile; what comes next says what became of it, so try again")
+            raise UsageError(f"{who} died meanwhile; try again once it is replaced, which the next output reports")
     return future.result()

@@ -60,7 +60,7 @@ def why_lost(
         return f"the job of {config.job_file} has ended{after}; start it again and %dist_attach its file"
     return (
         f"the controller of cluster {config.name!r} on {socket.gethostname()} {controller_fate or 'has ended'}; "
-        "nobody can be reached without it, so all ranks end; %dist_reset starts them anew"
+        "no rank can be reached without it, so all ranks end; %dist_reset starts them again"
     )
 
 
@@ -73,7 +73,7 @@ def _goes_on(file: str, cluster_id: str) -> bool:
     return there.cluster_id == cluster_id and there.answer() == "there"
 
 
-def words_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an error's message, with its type's name unless it is one of this package."""
     return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"
 
@@ -82,10 +82,10 @@ def stuck_remedy(config: ClusterConfig, ranks: Collection[int], *, mpi_heals: bo
     """Return the remedy for ranks that don't respond to interrupts and releases."""
     if not config.job:
         return f"%dist_reset -r {format_ranks(ranks)} replaces just {'that rank' if len(ranks) == 1 else 'those ranks'}"
-    words = "only %dist_shutdown, which ends the job, ends that"
+    text = "only %dist_shutdown, which ends the job, ends that"
     if config.has_mpi and not mpi_heals:
-        words += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
-    return words
+        text += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
+    return text
 
 
 def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:
@@ -93,5 +93,5 @@ def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:
     if config.job:
         return "a new job has all ranks again (%dist_shutdown ends this one)"
     if config.launcher == "slurm" and ranks:  # the reason may pass, and a new job would have to wait in the queue
-        return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks anew"
-    return "%dist_reset starts the ranks anew"
+        return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks again"
+    return "%dist_reset starts the ranks again"

@@ -36,7 +36,7 @@ class HangReport:
 
     asked_at: float
     answered_at: float = -1.0
-    told: dict[str, Any] | None = None  # the rank's reply: see ``features.telemetry.rank.stacks``
+    reply: dict[str, Any] | None = None  # the rank's reply: see ``features.telemetry.rank.stacks``
     outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
     still_since: float = 0.0  # time since which replies show the same place of the same call
 
@@ -44,10 +44,10 @@ class HangReport:
         """Return a copy with a new request pending."""
         return replace(self, asked_at=now)
 
-    def answered(self, now: float, told: dict[str, Any] | None) -> HangReport:
-        """Return a copy with the reply ``told``; None if the rank failed to report its state."""
-        same = self.told is not None and told is not None and _place(self.told) == _place(told)
-        return replace(self, answered_at=now, told=told, outside="", still_since=self.still_since if same else now)
+    def answered(self, now: float, reply: dict[str, Any] | None) -> HangReport:
+        """Return a copy with this reply; None if the rank failed to report its state."""
+        same = self.reply is not None and reply is not None and _place(self.reply) == _place(reply)
+        return replace(self, answered_at=now, reply=reply, outside="", still_since=self.still_since if same else now)
 
     def seen_from_outside(self, stack: str) -> HangReport:
         """Return a copy with the stack that the nanny obtained."""
@@ -61,30 +61,30 @@ class HangReport:
     @property
     def collective(self) -> dict[str, Any] | None:
         """The collective in which the rank waits, from the flight recorder; None if it waits in none."""
-        return None if self.told is None or self.told["cell"] is None else self.told["collective"]
+        return None if self.reply is None or self.reply["cell"] is None else self.reply["collective"]
 
     @property
     def called(self) -> list[dict[str, Any]]:
         """The collective in which the rank waits, and those it has called at positions where other ranks wait."""
-        told = [] if self.told is None else self.told["called"]
-        return told if self.collective is None else [self.collective, *told]
+        calls = [] if self.reply is None else self.reply["called"]
+        return calls if self.collective is None else [self.collective, *calls]
 
     @property
     def waits_s(self) -> float | None:
         """How long the rank has been waiting for others, in seconds; None if it is not waiting."""
-        if self.told is None or self.told["cell"] is None:
+        if self.reply is None or self.reply["cell"] is None:
             return None
-        collective = self.told["collective"]
+        collective = self.reply["collective"]
         if collective is not None:
             return float(collective["waits_s"])
-        if self.told["call"] is None:
+        if self.reply["call"] is None:
             return None
         return self.answered_at - self.still_since  # e.g. in init_process_group, which the recorder does not record
 
     @property
     def program(self) -> str:
         """A description of the separate process that the rank waits for; empty if it waits for none."""
-        return "" if self.told is None or self.told["cell"] is None else str(self.told.get("program", ""))
+        return "" if self.reply is None or self.reply["cell"] is None else str(self.reply.get("program", ""))
 
     def is_hang(self, after_s: float) -> bool:
         """Whether the rank has waited, or has not replied, for at least this many seconds."""
@@ -93,9 +93,9 @@ class HangReport:
         return self.waits_s >= after_s
 
 
-def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    cell = told["cell"] or {}
-    return cell.get("number"), told["call"], told.get("values"), told["stack"] and tuple(map(tuple, told["stack"]))
+def _place(reply: Mapping[str, Any]) -> tuple[Any, ...]:
+    cell = reply["cell"] or {}
+    return cell.get("number"), reply["call"], reply.get("values"), reply["stack"] and tuple(map(tuple, reply["stack"]))
 
 
 def explain(
@@ -134,18 +134,18 @@ def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[s
     after_s
         Return no lines until a rank has waited this long, in seconds.
     """
-    waits = [told.waits_s for told in figures.values() if told.state == RankActivity.IN_COLLECTIVE]
+    waits = [vitals.waits_s for vitals in figures.values() if vitals.state == RankActivity.IN_COLLECTIVE]
     if not waits or max(waits) < after_s:
         return []
     groups: dict[str, list[int]] = {}
-    for rank, told in sorted(figures.items()):
-        at = f" at line {told.line}" if told.line else ""
-        if told.state == RankActivity.IN_COLLECTIVE:
-            doing = f"waits in {told.call}{at}"
-        elif told.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
-            doing = f"not responding for {told.silent_s:.0f} s{at}" if told.silent_s else told.state
+    for rank, vitals in sorted(figures.items()):
+        at = f" at line {vitals.line}" if vitals.line else ""
+        if vitals.state == RankActivity.IN_COLLECTIVE:
+            doing = f"waits in {vitals.call}{at}"
+        elif vitals.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
+            doing = f"not responding for {vitals.silent_s:.0f} s{at}" if vitals.silent_s else vitals.state
         else:
-            doing = "in no cell" if told.cell is None else f"in Python code{at}"
+            doing = "in no cell" if vitals.cell is None else f"in Python code{at}"
         groups.setdefault(doing, []).append(rank)
     return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
 
@@ -161,16 +161,16 @@ def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _doing(report: HangReport) -> str:
-    told = report.told
+    reply = report.reply
     if report.silent_s > HANG_PATIENCE_SECONDS:
         return f"not responding for {report.silent_s:.0f} s{_from_outside(report)}"
-    if told is None or told["cell"] is None:
+    if reply is None or reply["cell"] is None:
         return "between cells"
     if report.collective is not None:
-        return f"waits in {_name(report.collective)}{_at(told)}"
-    if told["call"] is not None:
-        return f"waits in {told['call']}{_at(told)}"
-    return f"waits for {report.program}" if report.program else f"in Python code{_at(told)}"
+        return f"waits in {_name(report.collective)}{_at(reply)}"
+    if reply["call"] is not None:
+        return f"waits in {reply['call']}{_at(reply)}"
+    return f"waits for {report.program}" if report.program else f"in Python code{_at(reply)}"
 
 
 def _done(rank: int, ended: Mapping[int, str]) -> str:
@@ -187,19 +187,19 @@ def _from_outside(report: HangReport) -> str:
     if own:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
         return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
-    return f", last seen{_at(report.told)}" if report.told is not None and report.told["line"] else ""
+    return f", last seen{_at(report.reply)}" if report.reply is not None and report.reply["line"] else ""
 
 
-def _at(told: Mapping[str, Any]) -> str:
-    stack = told["stack"]
+def _at(reply: Mapping[str, Any]) -> str:
+    stack = reply["stack"]
     if not stack:
         return " outside the cell's own code"
-    if not told["line"]:
+    if not reply["line"]:
         return ""  # code that a magic runs on the ranks
     filename, _line, _name, text = stack[0]
     own = [frame for frame in stack if frame[0] == filename]
     code = own[-1][3] or text
-    place = f"{told['file']}:{told['line']}" if told.get("file") else f"line {told['line']}"
+    place = f"{reply['file']}:{reply['line']}" if reply.get("file") else f"line {reply['line']}"
     return f" at {place}" + (f": {code}" if code else "")
 
 
@@ -240,12 +240,12 @@ def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
     lines = []
     for (_group, number, _backend), kinds in found.items():
         if len(kinds) > 1:
-            said = "; ".join(f"{label_ranks(ranks)} in {words}" for words, ranks in kinds.values())
-            lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {said}")
+            calls = "; ".join(f"{label_ranks(ranks)} in {call}" for call, ranks in kinds.values())
+            lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {calls}")
     return lines
 
 
-def waits_in_mpi(told: Iterable[Mapping[str, Any]]) -> str:
+def waits_in_mpi(replies: Iterable[Mapping[str, Any]]) -> str:
     """Return what a release has to end in MPI: "many" if a rank waits for several requests, "one" for a call, or ""."""
-    seen = {each.get("mpi") for each in told}
+    seen = {each.get("mpi") for each in replies}
     return next((each for each in ("many", "one") if each in seen), "")

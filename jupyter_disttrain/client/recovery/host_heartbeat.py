@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # TCP, whereas its neighbour's answer is not.
 
 
-class Reach:
+class HostHeartbeat:
     """Reachability of one cluster's hosts.
 
     Parameters
@@ -59,7 +59,7 @@ class Reach:
         self._on_cut = on_cut
         self._note = note
         self._watch = HostWatch()
-        self._buried: dict[str, list[str]] = {}  # the nannies of a lost host's ranks, by host
+        self._lost_nannies: dict[str, list[str]] = {}  # the nannies of a lost host's ranks, by host
         self._asked: deque[tuple[float, Future[Message]]] = deque()  # pending pings with the time they were sent
         self._gone_since: dict[str, float] = {}  # by engine: when its nanny was first found missing
         self._lock = threading.Lock()  # the user's reset runs on another thread than the link's
@@ -67,7 +67,7 @@ class Reach:
     @property
     def lost_hosts(self) -> list[str]:
         """The hosts that count as lost."""
-        return list(self._buried)
+        return list(self._lost_nannies)
 
     def forget_lost(self, link: Link) -> None:
         """Consider no host lost any more: a rebooted host has no process left that could answer.
@@ -75,16 +75,16 @@ class Reach:
         Processes left on a host that was only cut off or stopped are asked to end, and receive that once it is back.
         """
         with self._lock:
-            nannies = [nanny for of_host in self._buried.values() for nanny in of_host]
-            for name in self._buried:
+            nannies = [nanny for of_host in self._lost_nannies.values() for nanny in of_host]
+            for name in self._lost_nannies:
                 self._watch.forget(name)
-            self._buried.clear()
+            self._lost_nannies.clear()
         for nanny in nannies:
             link.request(nanny, End())
 
     def is_lost(self, host: str) -> bool:
         """Whether a host counts as lost."""
-        return host in self._buried
+        return host in self._lost_nannies
 
     def turn(self, link: Link, table: Sequence[RankEntry]) -> None:
         """Send pings, and report what follows from the answers so far."""
@@ -99,7 +99,7 @@ class Reach:
             is_alone = bool(lost) and len(by_host) > 1 and self._watch.all_silent(now)
             is_cut = bool(lost) and self._on_cut is not None and self._watch.all_silent(now)
             if not is_cut:
-                self._buried |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
+                self._lost_nannies |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
             returned = self._watch.take_returned()
             self._watch.know({name: [entry.probe for entry in entries] for name, entries in by_host.items()})
             probes = self._watch.questions(now)
@@ -116,7 +116,7 @@ class Reach:
             for entry in by_host.get(name, []):  # these ranks are unreachable, whatever they do
                 self._on_death(_death(entry, host_silent_s=silent_s))
         for name, silent_s in returned.items():
-            self._note(f"{name} did not answer for {silent_s:.1f} s and is there again; nothing was lost")
+            self._note(f"{name} did not answer for {silent_s:.1f} s and answers again; nothing was lost")
         self._ask(link, table, probes, by_host)
 
     def _take_ended(self, lost: dict[str, float]) -> list[str]:
@@ -154,7 +154,7 @@ class Reach:
         with self._lock:
             returned = self._watch.on_answer(probe, now)
         if returned:
-            self._end_buried(link, returned)
+            self._end_returned(link, returned)
             return
         content: dict[str, Any] = done.result()["content"]
         gone = content.get("gone", ())
@@ -168,14 +168,14 @@ class Reach:
                 del self._gone_since[entry.engine]
                 self._on_death(_death(entry, signal_number=signal.SIGKILL))
 
-    def _end_buried(self, link: Link, name: str) -> None:
+    def _end_returned(self, link: Link, name: str) -> None:
         """End the ranks of a host that recovered too late: they have been replaced."""
         with self._lock:
-            nannies = self._buried.pop(name, [])
+            nannies = self._lost_nannies.pop(name, [])
             self._watch.forget(name)
         for nanny in nannies:
             link.request(nanny, End())
-        self._note(f"{name} is there again; the processes that it still had of this cluster were ended")
+        self._note(f"{name} answers again; the processes that it still had of this cluster were ended")
 
 
 def _host(entry: RankEntry) -> str:

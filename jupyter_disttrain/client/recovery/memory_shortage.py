@@ -42,8 +42,8 @@ def is_shortage_of_gpu(content: Mapping[str, Any]) -> bool:
 def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
     """Return a text with the GPU memory in use for each rank."""
     parts = []
-    for rank, told in vitals.items():
-        gpu = told.gpu or {}
+    for rank, usage in vitals.items():
+        gpu = usage.gpu or {}
         if "memory_used_bytes" in gpu and "memory_total_bytes" in gpu:
             others = gpu.get("others")
             shared = f" (with {others} other process{'' if others == 1 else 'es'})" if others else ""
@@ -71,8 +71,8 @@ def held(table: Sequence[RankEntry], peaks: Mapping[int, int] | None = None) -> 
         rank = entry.info.rank
         if entry.info.host == host:
             peak = (peaks or {}).get(rank)
-            words = _size(_resident(entry.info.pid)) if peak is None else f"{_size(peak)} at most"
-            parts.append(f"rank {rank} {words}")
+            size = _size(_resident(entry.info.pid)) if peak is None else f"{_size(peak)} at most"
+            parts.append(f"rank {rank} {size}")
     memory = psutil.virtual_memory()
     return f"memory held: {', '.join(parts)}; {host} has {_size(memory.total)}, {_size(memory.available)} of it free"
 

@@ -52,7 +52,7 @@ class Respawn:
         self._used_s, self._used_at = 0.0, time.monotonic()  # CPU time of the new process, and when it last grew
         self._processes = processes
         self._before = processes.rank_processes()
-        self._newborn: list[psutil.Process] = []
+        self._new_nannies: list[psutil.Process] = []
         self._starters = [entry for entry in table if entry.state != RankState.DEAD]
         self._asked: dict[int, Future[Message]] = {}  # by rank: its pending or last report on MPI failures
         for entry in self._starters:
@@ -64,9 +64,9 @@ class Respawn:
         MPI does not notify the other ranks, which would wait for the one where it has failed.
         """
         there = self._processes.rank_processes()
-        if any(each not in there for each in self._newborn):
-            raise LaunchError(f"the new process (process {self._newborn[0].pid}) was killed while it started")
-        self._newborn = [each for each in there if each not in self._before]
+        if any(each not in there for each in self._new_nannies):
+            raise LaunchError(f"the new process (process {self._new_nannies[0].pid}) was killed while it started")
+        self._new_nannies = [each for each in there if each not in self._before]
         if self._may_hang and self._is_asleep():
             raise LaunchError("mpiexec does not answer the new process, as it may be after a nanny was killed")
         alive = [entry for entry in self._starters if entry.state != RankState.DEAD]
@@ -85,13 +85,13 @@ class Respawn:
     def _is_asleep(self) -> bool:
         """Whether the new rank has used no CPU time for a while."""
         with suppress(psutil.NoSuchProcess):
-            ranks = [rank for nanny in self._newborn for rank in nanny.children()]
+            ranks = [rank for nanny in self._new_nannies for rank in nanny.children()]
             used_s = sum(sum(rank.cpu_times()[:2]) for rank in ranks)
             if not ranks or used_s != self._used_s or any(rank.status() != psutil.STATUS_SLEEPING for rank in ranks):
                 self._used_s, self._used_at = used_s, time.monotonic()
         return time.monotonic() - self._used_at > ASLEEP_SECONDS
 
-    def end_newborn(self) -> None:
+    def end_new_processes(self) -> None:
         """End the new process, which has missed its time limit."""
         for process in self._processes.rank_processes():
             if process not in self._before:

@@ -18,13 +18,13 @@ class Notes:
     """Notes in order of arrival; not thread-safe, so the owner has to hold a lock."""
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._notes: list[str] = []
         self._not_replaced: dict[str, set[int]] = {}  # ranks by reason
         self._lost: set[int] = set()  # ranks that have no host to be started on
 
-    def add(self, *words: str) -> None:
+    def add(self, *texts: str) -> None:
         """Add texts that are neither empty nor present yet."""
-        self._said += [each for each in dict.fromkeys(words) if each and each not in self._said]
+        self._notes += [each for each in dict.fromkeys(texts) if each and each not in self._notes]
 
     def add_not_replaced(self, rank: int, reason: str) -> None:
         """Add the reason why a rank can't be replaced, with the remedy."""
@@ -47,7 +47,7 @@ class Notes:
         if self._lost and why_lost:
             self._not_replaced.setdefault(why_lost, set()).update(self._lost, lost)
         refused = [f"{label_ranks(ranks)} can't be replaced: {reason}" for reason, ranks in self._not_replaced.items()]
-        said, self._said = self._said + refused, []
+        notes, self._notes = self._notes + refused, []
         self._not_replaced.clear()
         self._lost.clear()
-        return said
+        return notes

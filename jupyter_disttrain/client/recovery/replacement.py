@@ -20,14 +20,14 @@ from ..startup.rank_table import RankEntry
 from ..startup.registration import killed_nannies
 from .explanations import remedy
 from .mpi_respawn import Respawn
-from .spare_hosts import GO_ON, Moves
+from .spare_hosts import GO_ON, SpareHosts
 
 if TYPE_CHECKING:
     from ...protocol.messages import NannyHello, RankHello
     from ..startup.cluster_state import ClusterState
     from ..startup.rank_assignment import RankAssignment
     from ..startup.registration import Registration
-    from .host_heartbeat import Reach
+    from .host_heartbeat import HostHeartbeat
 
 MOST_LOAD = 3.0  # load per core up to which the time limit grows
 REMEDY = "%dist_reset begins a new job"
@@ -37,13 +37,13 @@ class RankReplacer:
     """Starts replacements for the dead ranks of a cluster."""
 
     def __init__(
-        self, state: ClusterState, registration: Registration, assignment: RankAssignment, reach: Reach
+        self, state: ClusterState, registration: Registration, assignment: RankAssignment, heartbeat: HostHeartbeat
     ) -> None:
         self._state = state
         self._registration = registration
         self._assignment = assignment
-        self._reach = reach
-        self._moves = Moves(state.config, reach)
+        self._heartbeat = heartbeat
+        self._spare_hosts = SpareHosts(state.config, heartbeat)
         self._knows_mpiexec_end = bool(state.mpi_lost)  # an earlier notebook may have reported it
         # Start one process at a time: a process does not know its rank until the client sends it.
         self.one_at_a_time = threading.Lock()
@@ -51,17 +51,17 @@ class RankReplacer:
     @property
     def why_hosts_lost(self) -> str:
         """Which hosts are lost without a spare in their place, and the remedy; empty if there is none."""
-        return self._moves.why_lost(self._state.table)
+        return self._spare_hosts.why_lost(self._state.table)
 
     @property
     def ranks_of_lost_hosts(self) -> list[int]:
         """The dead ranks that have no host to start on."""
-        return self._moves.lost_ranks(self._state.table)
+        return self._spare_hosts.lost_ranks(self._state.table)
 
     def try_lost_hosts(self) -> None:
         """Consider no host lost any more: the user says that they may be back."""
-        self._reach.forget_lost(self._state.open_link)
-        self._moves.forget_failed()
+        self._heartbeat.forget_lost(self._state.open_link)
+        self._spare_hosts.forget_failed()
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died and send it its identity; it joins no group yet.
@@ -90,7 +90,7 @@ class RankReplacer:
         state = self._state
         old = state.table[rank]
         while True:
-            host = "" if state.config.job else self._moves.host_for(old.launch_host, state.table)
+            host = "" if state.config.job else self._spare_hosts.host_for(old.launch_host, state.table)
             try:
                 hello, nanny = self._start_one(rank, host)
                 info = replace(old.info, host=hello.host, pid=hello.pid)
@@ -103,15 +103,15 @@ class RankReplacer:
                     launch_host=hello.launch_host or old.launch_host,
                 )
                 asked = [(entry, self._assignment.identify(entry))]
-                entry.know(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
+                entry.take_identity_reply(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
             except LaunchError as error:
                 if state.config.job or host == old.launch_host:
                     raise
-                self._moves.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
+                self._spare_hosts.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
                 state.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
             else:
-                for words in entry.troubles:
-                    state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {words}")
+                for text in entry.troubles:
+                    state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {text}")
                 entry.group = "none" if state.config.backend == "none" else "broken"
                 return entry
 
@@ -152,7 +152,7 @@ class RankReplacer:
             except LaunchError as error:
                 self._note_mpiexec_end(state.processes.mpiexec_end(is_dying=True))
                 self._lose_mpi(f"rank {rank} died, and no process could be started within the MPI job: {error}")
-                attempt.end_newborn()
+                attempt.end_new_processes()
         elif state.config.has_mpi:
             self._lose_mpi(f"rank {rank} died, and was replaced by a process beside the MPI job")
         check = state.processes.start_one(f"replacement-{rank}", host)

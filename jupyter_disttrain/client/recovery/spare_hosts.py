@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from ...config.cluster import ClusterConfig
     from ..startup.rank_table import RankEntry
-    from .host_heartbeat import Reach
+    from .host_heartbeat import HostHeartbeat
 
 GO_ON = "the others go on, with -r"
 
 
-class Moves:
+class SpareHosts:
     """Lost hosts and the spares in their place."""
 
-    def __init__(self, config: ClusterConfig, reach: Reach) -> None:
+    def __init__(self, config: ClusterConfig, heartbeat: HostHeartbeat) -> None:
         self._config = config
-        self._reach = reach
+        self._heartbeat = heartbeat
         self._moved: dict[str, str] = {}
         self._failed: set[str] = set()  # spares on which no process could be started
 
@@ -39,9 +39,9 @@ class Moves:
         HostLostError
             If the host is lost and there is no spare, or if an MPI job over hosts was lost with it.
         """
-        if self._config.launcher == "mpi" and self._reach.lost_hosts:
+        if self._config.launcher == "mpi" and self._heartbeat.lost_hosts:
             raise HostLostError(self.why_lost(table))
-        if not self._reach.is_lost(host):
+        if not self._heartbeat.is_lost(host):
             return host
         used = {entry.launch_host for entry in table} | set(self._moved.values()) | self._failed
         spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
@@ -61,7 +61,7 @@ class Moves:
 
     @property
     def _lost(self) -> list[str]:
-        return [host for host in self._reach.lost_hosts if host not in self._moved]
+        return [host for host in self._heartbeat.lost_hosts if host not in self._moved]
 
     def lost_ranks(self, table: Sequence[RankEntry]) -> list[int]:
         """Return the dead ranks of lost hosts without a spare; if an MPI job lost a host, all dead ranks."""

@@ -162,10 +162,12 @@ class StackCollector:
         content: dict[str, Any] | None = done.result()["content"]
         assert content is not None
         if content["status"] != "ok":
-            log.warning("rank %d could not say what it does: %s", rank, content)
+            log.warning("rank %d could not report its state: %s", rank, content)
             content = None
         with self._changed:
             report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content)
             in_mpi = content is not None and bool(content.get("mpi"))
-            self._state.on_look(rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi)
+            self._state.on_inspected(
+                rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi
+            )
             self._changed.notify_all()

@@ -23,7 +23,7 @@ from ...protocol.time_limits import (
     INTERRUPT_SECONDS,
     MPI_LAST_SECONDS,
     MPI_SECONDS,
-    RECOVERY_LOOK_SECONDS,
+    RECOVERY_CHECK_SECONDS,
     RECOVERY_MEET_SECONDS,
 )
 
@@ -51,12 +51,12 @@ class Phase(Enum):
 class Do(Enum):
     """Kinds of actions."""
 
-    LOOK = "look at the ranks that run: are they waiting in a collective?"
+    INSPECT = "inspect the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
-    KILL = "end the process of a rank that nothing gets out of a call of MPI"
+    KILL = "end the process of a rank whose MPI call can't be aborted"
     REPLACE = "start a new process for a rank"
-    FORM = "form the process group anew"
-    RESET = "start all ranks anew"
+    FORM = "form the process group again"
+    RESET = "start all ranks again"
     STOP = "end the cluster"
 
 
@@ -136,19 +136,19 @@ class Recovery:
         self._is_stuck_forming = False
         self._form_failures = 0
         self._is_ending = False
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def change(self, rules: Rules) -> None:
         """Use other settings from now on."""
         self.rules = rules
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     # Events
 
     def on_sent(self, rank: int, now: float, cell: int = 0) -> None:
         """Record that a cell was sent to a rank."""
         if not self._cells:
-            self._next_look = now
+            self._next_check = now
         self._leave(rank)
         self._cells.setdefault(cell, RunningCell(began_at=now)).ranks.add(rank)
         member = self.members[rank]
@@ -210,9 +210,9 @@ class Recovery:
             cell.presses, cell.pressed_at = cell.presses + 1, now
         for rank in reached:
             self.members[rank].waits_s = None  # earlier observations do not apply after an interrupt
-        self._next_look = min(self._next_look, now + INTERRUPT_SECONDS)
+        self._next_check = min(self._next_check, now + INTERRUPT_SECONDS)
 
-    def on_look(
+    def on_inspected(
         self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False, in_mpi: bool = False
     ) -> None:
         """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
@@ -221,7 +221,7 @@ class Recovery:
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 # Soon see which collective the other ranks call.
-                self._next_look = min(self._next_look, now + RECOVERY_MEET_SECONDS)
+                self._next_check = min(self._next_check, now + RECOVERY_MEET_SECONDS)
             member.waits_s, member.in_program, member.in_mpi = waits_s, in_program, in_mpi
 
     def on_asked(self, rank: int) -> None:
@@ -328,9 +328,9 @@ class Recovery:
             self.phase = Phase.FORMING
             self._is_forming = True
             actions.append(Action(Do.FORM))
-        if self.running and now >= self._look_due():
-            self._next_look = now + self._look_pause()
-            actions.append(Action(Do.LOOK))
+        if self.running and now >= self._inspection_due():
+            self._next_check = now + self._check_pause()
+            actions.append(Action(Do.INSPECT))
         return actions
 
     def _gives_up_mpi(self, cell: RunningCell, now: float) -> bool:
@@ -360,7 +360,7 @@ class Recovery:
         first = cell.released_at is None
         if self.phase in (Phase.BROKEN, Phase.LOST) and first:
             return True  # a rank has left the group, so the collective can't complete
-        pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_LOOK_SECONDS)
+        pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
         pressed = pressed and now - cell.pressed_at < BLIND_SECONDS
         if pressed or self._has_program_to_end(number, now):
             return True
@@ -391,17 +391,17 @@ class Recovery:
         """Start time of the running cell that was sent last."""
         return max((cell.began_at for cell in self._cells.values()), default=0.0)
 
-    def _look_due(self) -> float:
-        return max(self._next_look, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
+    def _inspection_due(self) -> float:
+        return max(self._next_check, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
 
-    def _look_pause(self) -> float:
+    def _check_pause(self) -> float:
         """Return the seconds until the next inspection: ranks that are expected to end are inspected often."""
         if not self.is_calm:
-            return RECOVERY_LOOK_SECONDS
-        return max(RECOVERY_LOOK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
+            return RECOVERY_CHECK_SECONDS
+        return max(RECOVERY_CHECK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
 
     def next_time(self, now: float) -> float | None:
         """Return when to call :meth:`actions` again if no event comes before; None: only after an event."""
         if not self.running:
             return None
-        return max(now + 0.01, self._look_due())
+        return max(now + 0.01, self._inspection_due())

@@ -22,8 +22,8 @@ from ...errors import ClusterClosedError, HostLostError, IrreplaceableError, Lau
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
-from ...protocol.time_limits import RECOVERY_LOOK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
-from .explanations import remedy, words_of
+from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
+from .explanations import error_text, remedy
 from .hang_detection import HangReport, waited_for, waits_in_mpi
 from .notes import Notes
 from .stack_collection import StackCollector
@@ -80,19 +80,19 @@ class Supervisor:
 
     def on_death(self, rank: int) -> None:
         """Record that a rank's process has ended."""
-        self._tell(lambda state, now: state.on_death(rank, now))
+        self._apply(lambda state, now: state.on_death(rank, now))
 
     def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
         """Record that the user has interrupted the cells of ``ranks``; None means all ranks."""
-        self._tell(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
+        self._apply(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
 
     def on_asked(self, rank: int) -> None:
         """Record that the user has requested a new process for a rank."""
-        self._tell(lambda state, _now: state.on_asked(rank))
+        self._apply(lambda state, _now: state.on_asked(rank))
 
     def change(self, rules: Rules) -> None:
         """Apply other rules from now on."""
-        self._tell(lambda state, _now: state.change(rules))
+        self._apply(lambda state, _now: state.change(rules))
 
     def form(self) -> None:
         """Have all ranks form a process group in place of the one that cells have ended, and wait for it.
@@ -102,10 +102,10 @@ class Supervisor:
         LaunchError
             If the group can't be formed.
         """
-        self._tell(lambda state, _now: state.on_group_ended())
+        self._apply(lambda state, _now: state.on_group_ended())
         self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
-            raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed anew")
+            raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed again")
 
     def _wake_if(self, needed: bool) -> None:
         """Wake the thread only if it has something to do: cells that end without an error should cost nothing."""
@@ -113,7 +113,7 @@ class Supervisor:
             self._sleeps_long = False
             self._changed.notify_all()
 
-    def _tell(self, event: Callable[[Recovery, float], None]) -> None:
+    def _apply(self, event: Callable[[Recovery, float], None]) -> None:
         with self._changed:
             event(self._state, time.monotonic())
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class Supervisor:
             replacing = [rank for rank, member in enumerate(self._state.members) if member.replacing]
             if replacing:
                 return f"starting a new process for {label_ranks(replacing)}"
-            return "forming the process group anew" if self._state.phase is Phase.FORMING else ""
+            return "forming the process group again" if self._state.phase is Phase.FORMING else ""
 
     @property
     def waits_for(self) -> str:
@@ -147,12 +147,12 @@ class Supervisor:
             if self._state.phase is not Phase.BROKEN or not running:
                 return ""
             verb = "ends its cell" if len(running) == 1 else "end their cell"
-            return f"the process group is formed anew once {label_ranks(running)} {verb}"
+            return f"the process group is formed again once {label_ranks(running)} {verb}"
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         """Keep a message for the user."""
         with self._changed:
-            self._notes.add(words)
+            self._notes.add(text)
 
     def take_notes(self) -> list[str]:
         """Return the messages for the user since the last call."""
@@ -186,7 +186,7 @@ class Supervisor:
                     log.exception("%s could not be done", action.do.name)
 
     def _do(self, action: Action) -> None:
-        if action.do is Do.LOOK:
+        if action.do is Do.INSPECT:
             with self._changed:
                 ranks = self._state.running
                 reports = self.stacks.reports
@@ -217,7 +217,7 @@ class Supervisor:
         because all take part in the release then.
         """
         with self._changed:
-            mpi = waits_in_mpi(report.told for report in self.stacks.fresh().values() if report.told is not None)
+            mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)
         request = Release(generation=self._launch.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
@@ -233,9 +233,9 @@ class Supervisor:
 
     def _kill(self, rank: int) -> None:
         """Kill a rank that does not return from an MPI call; recovery continues as after any death."""
-        entry, told = self._launch.table[rank], self.stacks.reports[rank].told or {}
+        entry, reply = self._launch.table[rank], self.stacks.reports[rank].reply or {}
         self.note(
-            f"rank {rank} on {entry.info.host} was in {told.get('call', 'MPI')}, which does not end when its "
+            f"rank {rank} on {entry.info.host} was in {reply.get('call', 'MPI')}, which does not end when its "
             "communicator is revoked: after three interrupts its process was ended"
         )
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
@@ -245,7 +245,7 @@ class Supervisor:
         try:
             helper.start()
         except RuntimeError:  # no more threads are allowed: run it in this thread, where a failure is reported too
-            log.exception("what brings the session back runs in the supervisor's own thread")
+            log.exception("a recovery action runs in the supervisor's own thread")
             work(*args)
             return
         self._helpers = [*(each for each in self._helpers if each.is_alive()), helper]
@@ -264,7 +264,7 @@ class Supervisor:
             return
         except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
             with self._changed:
-                self._notes.add_not_replaced(rank, f"{words_of(error)}; {remedy(self._launch.config, [rank])}")
+                self._notes.add_not_replaced(rank, f"{error_text(error)}; {remedy(self._launch.config, [rank])}")
             self._finish(lambda state, _now: state.on_replaced(rank, well=False))
             return
         self._write_down()
@@ -281,7 +281,7 @@ class Supervisor:
         try:
             how()
         except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and what was to follow failed: {words_of(error)}")
+            self.note(f"a rank died, and the action that follows failed: {error_text(error)}")
 
     def _form(self) -> None:
         try:
@@ -289,12 +289,12 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (as above)
             with self._changed:
                 died = bool(self._state.dead)
-            words = f"the process group can't be formed anew: {words_of(error)}; {remedy(self._launch.config)}"
+            text = f"the process group can't be formed again: {error_text(error)}; {remedy(self._launch.config)}"
             try:
                 self._release_who_forms()
             except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
-            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else words)
+            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else text)
             return
         self._write_down()
         notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
@@ -309,7 +309,7 @@ class Supervisor:
             if not pending:
                 return
             self.release()
-            wait(pending, RECOVERY_LOOK_SECONDS)
+            wait(pending, RECOVERY_CHECK_SECONDS)
         for entry in self._launch.table:
             if (
                 entry.state != RankState.DEAD
@@ -327,7 +327,7 @@ class Supervisor:
             return
         self.note(f"{why}; its process is ended")
         rank = entry.info.rank
-        self._tell(lambda state, _now: state.on_ending(rank))
+        self._apply(lambda state, _now: state.on_ending(rank))
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
     def _write_down(self) -> None:
@@ -339,7 +339,7 @@ class Supervisor:
     def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
         with self._changed:
             self._notes.add(*notes)
-        self._tell(event)
+        self._apply(event)
 
     def close(self) -> None:
         """End the thread; do not wait for actions that are in progress."""

@@ -1,6 +1,6 @@
 """Record the user's clusters on disk.
 
-Covers: the cluster file, which process holds a cluster, the cells that have not ended, the list of running clusters.
+Covers: the cluster file, which process holds a cluster's lease, unfinished cells, the list of running clusters.
 Does not cover: joining a cluster (``client.attach``), ending one (``observer``).
 
 Everything is in the cluster's private folders, readable by the user alone, and is removed with them.
@@ -135,8 +135,8 @@ class ClusterFile:
         return f"process {self.holder_pid}" + (f" ({self.notebook})" if self.notebook else "")
 
 
-class Hold:
-    """The right to send cells to a cluster: one process at a time has it, and loses it when it ends.
+class Lease:
+    """The exclusive right to send cells to a cluster; it ends with the process that has it.
 
     Raises
     ------
@@ -160,11 +160,11 @@ class Hold:
             raise
 
     def release(self) -> None:
-        """Release the right."""
+        """Release the lease."""
         self._file.close()
 
 
-class Ledger:
+class CellLog:
     """The cells that were sent and have not ended, which a later notebook resumes.
 
     Parameters
@@ -216,7 +216,7 @@ def _write(path: Path, content: Any) -> None:
         tunnel.push(path)
 
 
-class Sign:
+class PresenceFile:
     """A link that lists a job which this process has joined among the clusters of this host.
 
     The job's folders are elsewhere, so the link to them exists while this process holds the job.
@@ -238,16 +238,16 @@ def _folder() -> Path:
     return Path(jupyter_runtime_dir()) / "disttrain"
 
 
-def _is_forgotten(sign: Path) -> bool:
+def _is_forgotten(link: Path) -> bool:
     """Whether a link belongs to a process of this host that has ended; the link is removed then.
 
     Hosts that share a home directory see each other's links, but can't check each other's processes.
     """
-    cluster_and_host, _, pid = sign.name.rpartition(_HERE)
+    cluster_and_host, _, pid = link.name.rpartition(_HERE)
     host = cluster_and_host.rpartition(_HERE)[2]
     if host != socket.gethostname() or not pid.isdigit() or psutil.pid_exists(int(pid)):
         return False
-    sign.unlink(missing_ok=True)
+    link.unlink(missing_ok=True)
     return True
 
 
@@ -257,8 +257,8 @@ def running() -> list[ClusterFile]:
     profiles = list(folder.iterdir()) if folder.is_dir() else []
     found = []
     for profile in profiles:
-        is_sign = profile.is_symlink()
-        if is_sign and _is_forgotten(profile):
+        is_link = profile.is_symlink()
+        if is_link and _is_forgotten(profile):
             continue
         try:
             cluster = ClusterFile.read(profile)
@@ -266,7 +266,7 @@ def running() -> list[ClusterFile]:
                 continue
         except (OSError, json.JSONDecodeError, TypeError, KeyError):
             continue  # it is just starting, has just ended, or was written by another version
-        is_there = cluster.is_held if is_sign else answers(Path(cluster.local))
+        is_there = cluster.is_held if is_link else answers(Path(cluster.local))
         if cluster.host == socket.gethostname() and is_there:
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.started_s)
@@ -290,14 +290,14 @@ def unreadable() -> list[dict[str, str]]:
     found = []
     for path in _folder().glob(f"*/{FILE}"):
         try:
-            told = json.loads(read_own(path))
+            content = json.loads(read_own(path))
         except (OSError, json.JSONDecodeError):
             continue  # it is just starting, or has just ended
-        version = str(told.get("version", "an earlier version"))
-        if version == VERSION or told.get("host") != socket.gethostname():
+        version = str(content.get("version", "an earlier version"))
+        if version == VERSION or content.get("host") != socket.gethostname():
             continue
-        if answers(Path(str(told.get("local", "/")))):
-            name = str(told.get("config", {}).get("name", path.parent.name))
+        if answers(Path(str(content.get("local", "/")))):
+            name = str(content.get("config", {}).get("name", path.parent.name))
             found.append({"id": path.parent.name, "name": name, "version": version, "own": VERSION})
     return found
 

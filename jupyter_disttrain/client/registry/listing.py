@@ -70,6 +70,6 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         row["launcher"],
         started,
         row["doing"],
-        row["held_by"] or "nobody",
+        row["held_by"] or "no process",
         row["id"],
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import Interrupt, Release, Where
-from ...protocol.time_limits import VISITOR_ANSWER_SECONDS
+from ...protocol.time_limits import OBSERVER_ANSWER_SECONDS
 from ..recovery.hang_detection import waits_in_mpi
 from ..startup.launch import Launch
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _visiting(there: ClusterFile) -> Iterator[Launch]:
+def _observing(there: ClusterFile) -> Iterator[Launch]:
     launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
-    launch.join(visitor=True)
+    launch.join(observer=True)
     try:
         yield launch
     finally:
@@ -34,18 +34,18 @@ def _visiting(there: ClusterFile) -> Iterator[Launch]:
 
 def what_ranks_do(there: ClusterFile) -> str:
     """Return a text on what the ranks do at this moment."""
-    with _visiting(there) as launch:
+    with _observing(there) as launch:
         asked = {entry.info.rank: launch.open_link.request(entry.engine, Where()) for entry in launch.table}
-        wait(asked.values(), VISITOR_ANSWER_SECONDS)
+        wait(asked.values(), OBSERVER_ANSWER_SECONDS)
         doing: dict[str, list[int]] = {}
         for rank, answer in asked.items():
-            doing.setdefault(_words(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
+            doing.setdefault(_text(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
     if len(doing) == 1:
         return next(iter(doing))
-    return "; ".join(f"{label_ranks(ranks)}: {words}" for words, ranks in doing.items())
+    return "; ".join(f"{label_ranks(ranks)}: {text}" for text, ranks in doing.items())
 
 
-def _words(content: dict[str, object]) -> str:
+def _text(content: dict[str, object]) -> str:
     cell = content.get("cell")
     return f"cell {cell['execution_count']} runs" if isinstance(cell, dict) else "idle"
 
@@ -58,19 +58,19 @@ def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
     entries = [launch.table[rank] for rank in ranks]
     link = launch.open_link
     asked = [link.request(entry.engine, Where()) for entry in entries]
-    wait(asked, VISITOR_ANSWER_SECONDS)
-    told = [answer.result()["content"] if answer.done() else {} for answer in asked]
-    for entry, content in zip(entries, told, strict=True):
+    wait(asked, OBSERVER_ANSWER_SECONDS)
+    contents = [answer.result()["content"] if answer.done() else {} for answer in asked]
+    for entry, content in zip(entries, contents, strict=True):
         cell = content.get("cell")
         if isinstance(cell, dict):
             link.request(entry.nanny, Interrupt(cell=cell["request"]))
-    release = Release(generation=launch.generation, forced=False, mpi=waits_in_mpi(told))
-    wait([link.request(entry.engine, release) for entry in entries], VISITOR_ANSWER_SECONDS)
+    release = Release(generation=launch.generation, forced=False, mpi=waits_in_mpi(contents))
+    wait([link.request(entry.engine, release) for entry in entries], OBSERVER_ANSWER_SECONDS)
 
 
 def stop(there: ClusterFile) -> None:
     """End every process of a cluster and remove its folders, whichever process holds it."""
     launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
-    launch.join(visitor=True)
+    launch.join(observer=True)
     launch.folders.stop_mark.touch()  # the holder sees ranks end, and must not replace them
     launch.stop()

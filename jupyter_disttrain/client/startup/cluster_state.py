@@ -53,7 +53,7 @@ class ClusterState:
     link: Link | None = None  # None before the start and after the end
     table: list[RankEntry] = field(default_factory=list)  # the same list throughout
     is_started: bool = False  # every rank has joined its process group, or runs already
-    is_visitor: bool = False  # another process has the right to send cells
+    is_observer: bool = False  # another process has the lease
     came_up_s: float = 0.0  # seconds the ranks took to start; 0: another process started them
     note_of_devices: str = ""  # why ranks use the CPU although there is an accelerator
 
@@ -67,7 +67,7 @@ class ClusterState:
     # The end, and what the user is shown.
     closed_because: str = "was shut down"
     lost_because: str = ""  # why the ranks are unreachable, and what to do
-    on_note: Callable[[str], None] = lambda _words: None  # receives notes for the user
+    on_note: Callable[[str], None] = lambda _text: None  # receives notes for the user
 
     @classmethod
     def before_start(cls, config: ClusterConfig) -> Self:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ...launchers.hosts.report import HostReport
 
 
-def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
     """Decide on which hosts the ranks run; check hosts first, and wait for a Slurm job.
 
     Parameters
     ----------
-    tell
+    report
         Called with a line on what this waits for, each time it changes.
     taken
         Receives a callback that releases each resource, as soon as it is acquired.
@@ -47,7 +47,7 @@ def place(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], 
     if config.launcher == "slurm":
         from .slurm_placement import place_in_job  # noqa: PLC0415  (not needed for one machine)
 
-        return place_in_job(config, folders, tell, taken)
+        return place_in_job(config, folders, report, taken)
     if not config.hosts:
         return Placement()
     return _over_hosts(config, folders)
@@ -85,15 +85,15 @@ def _shown(config: ClusterConfig, reports: Sequence[HostReport]) -> dict[str, in
 
 def _filled(config: ClusterConfig, gpus: Mapping[str, int]) -> tuple[HostSlots, ...]:
     """Set the number of ranks of hosts without one: with -n an equal part of the rest, else the GPUs, else one."""
-    unsaid = [host.name for host in config.hosts if host.slots is None]
+    without_slots = [host.name for host in config.hosts if host.slots is None]
     equal = 1
-    if unsaid and config.n is not None:
+    if without_slots and config.n is not None:
         left = config.n - sum(host.slots or 0 for host in config.hosts)
-        equal, rest = divmod(left, len(unsaid))
+        equal, rest = divmod(left, len(without_slots))
         if rest or equal < 1:
             raise UsageError(
-                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(unsaid)}, which can't be; say "
-                "how many each takes, e.g. --hosts node1:4,node2:2"
+                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(without_slots)}, which "
+                "is not possible; give each its number, e.g. --hosts node1:4,node2:2"
             )
     usual = gpus if config.n is None else {}
     return tuple(replace(host, slots=host.slots or usual.get(host.name) or equal) for host in config.hosts)

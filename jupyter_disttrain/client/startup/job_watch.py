@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-_Said = TypeVar("_Said")
+_Result = TypeVar("_Result")
 
 
 class JobWatch:
@@ -80,12 +80,12 @@ class JobWatch:
                     self._guard(then)
 
     @staticmethod
-    def _guard(call: Callable[[], _Said]) -> _Said | None:
+    def _guard(call: Callable[[], _Result]) -> _Result | None:
         """Call a function; return None if it fails: without this thread no death would be reported any more."""
         try:
             return call()
         except Exception:
-            log.exception("what is watched of the job could not be looked at or told")
+            log.exception("the state of the job could not be read or reported")
             return None
 
     def _ask(self, *, now: bool) -> None:

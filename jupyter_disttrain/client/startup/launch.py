@@ -28,19 +28,19 @@ from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...sigint import deferred_interrupts, raise_interrupted
 from ..cells.history import Journal
 from ..recovery.explanations import stuck_remedy, why_lost
-from ..recovery.host_heartbeat import Reach
+from ..recovery.host_heartbeat import HostHeartbeat
 from ..recovery.replacement import RankReplacer
-from ..registry.cluster_file import Hold, Sign
+from ..registry.cluster_file import Lease, PresenceFile
 from ..transport.link import Link, Message
 from ..transport.ssh_tunnel import tunnel_of
 from .cluster_state import ClusterState
 from .gpus import choose_gpus
 from .host_placement import place
 from .job_processes import JobProcesses
-from .processes import Processes, said
+from .processes import Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
-from .registration import Registration, as_message, is_here, runs, untold_deaths
+from .registration import Registration, as_message, is_here, runs, unreported_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..registry.cluster_file import ClusterFile
     from .rank_table import RankEntry
 
-TICKS_PER_LOOK = 2  # timer ticks of the link between two checks of this machine's processes
+TICKS_PER_CHECK = 2  # timer ticks of the link between two checks of this machine's processes
 
 
 class Launch:
@@ -81,8 +81,8 @@ class Launch:
         self.registration = Registration(self.state)
         self.assignment = RankAssignment(self.state, self.registration)
         on_cut = self._on_cut if config.job else None
-        self._reach = Reach(self._on_untold, self._note, on_cut, self._mpiexec_was_killed)
-        self.replacer = RankReplacer(self.state, self.registration, self.assignment, self._reach)
+        self._heartbeat = HostHeartbeat(self._on_unreported_death, self._note, on_cut, self._mpiexec_was_killed)
+        self.replacer = RankReplacer(self.state, self.registration, self.assignment, self._heartbeat)
         self.journal = Journal(began_late=there is not None)
         self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
         self.killed: list[str] = []  # messages about ranks that were killed because they took too long to exit
@@ -90,8 +90,8 @@ class Launch:
         self._on_lost = on_lost
         self._ticks = 0  # calls of ``_on_tick``
         self._is_being_stopped = False
-        self._hold: Hold | None = None
-        self._sign: Sign | None = None
+        self._lease: Lease | None = None
+        self._presence_file: PresenceFile | None = None
         self._cut_s = 0.0  # seconds since any host of a job last answered
         self._births = there.births if there else {}
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
@@ -232,7 +232,7 @@ class Launch:
             self.progress.came(0)
             self.state.mpi_heals = processes.mpi_heals
             info = self._wait_for_connection()
-            self._hold = Hold(self.folders.profile)
+            self._lease = Lease(self.folders.profile)
             self._connect(info, self.folders.cluster_id)
             hellos, nannies = self.registration.wait_for_all(self.state.n, self._check_time, self.progress.came)
             entries = self.assignment.assign(hellos, nannies)
@@ -250,36 +250,36 @@ class Launch:
         self.write()
         self.progress.close()
 
-    def join(self, *, visitor: bool = False) -> None:
+    def join(self, *, observer: bool = False) -> None:
         """Connect to the ranks of a running cluster.
 
         Parameters
         ----------
-        visitor
-            Do not take the right to send cells.
+        observer
+            Do not take the lease.
 
         Raises
         ------
         BlockingIOError
-            If another process has that right.
+            If another process has it.
         """
-        self.state.is_visitor = visitor
-        if not visitor:
-            self._hold = Hold(self.folders.profile)
+        self.state.is_observer = observer
+        if not observer:
+            self._lease = Lease(self.folders.profile)
         self.state.processes = self._make_processes()
         identity = (
-            f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if visitor else self.folders.cluster_id
+            f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if observer else self.folders.cluster_id
         )
         self.state.is_started = True
         self._connect(self._wait_for_connection(), identity)
-        if not visitor:
+        if not observer:
             self.write()
             self._show()
 
     def _show(self) -> None:
         """List a job among the clusters of this machine; other clusters are listed by their folders."""
         if self.config.job:
-            self._sign = Sign(self.folders.profile, self.folders.cluster_id)
+            self._presence_file = PresenceFile(self.folders.profile, self.folders.cluster_id)
 
     def update(self, there: ClusterFile) -> None:
         """Adopt the holder's changes since this process joined: the rank table and the generation."""
@@ -339,37 +339,37 @@ class Launch:
     def _on_tick(self) -> None:
         """Report ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
         self._ticks += 1
-        if self._ticks % TICKS_PER_LOOK == 0:
-            for death in untold_deaths(self.table):
-                self._on_untold(death)
+        if self._ticks % TICKS_PER_CHECK == 0:
+            for death in unreported_deaths(self.table):
+                self._on_unreported_death(death)
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None:
             tunnel.beat()
-        if self.placement.hosts and self.link is not None and self.state.is_started and not self.state.is_visitor:
-            self._reach.turn(self.link, self.table)
+        if self.placement.hosts and self.link is not None and self.state.is_started and not self.state.is_observer:
+            self._heartbeat.turn(self.link, self.table)
 
     def _on_cut(self, silent_s: float) -> None:
         """Detach from the ranks of a job and let them run: a notebook that loses its network must not end them."""
         self._cut_s = silent_s
         self._on_controller_lost()
 
-    def _note(self, words: str) -> None:
-        self.state.on_note(words)
+    def _note(self, text: str) -> None:
+        self.state.on_note(text)
 
-    def _on_untold(self, death: RankDeath) -> None:
+    def _on_unreported_death(self, death: RankDeath) -> None:
         self._on_link_message("iopub", as_message(death))
 
-    def _check_time(self, heard: int = 0) -> None:
+    def _check_time(self, arrived: int = 0) -> None:
         assert self.state.processes is not None
         self.state.processes.check()
         if time.monotonic() > self.state.start_deadline:
             if self.config.hosts:
                 # Raises an error that names a host that is gone.
-                place(self.config, self.folders, lambda _words: None, self._taken)
-            words = said(self.state.processes.output)
+                place(self.config, self.folders, lambda _text: None, self._taken)
+            text = output_end(self.state.processes.output)
             raise LaunchError(
-                f"{heard} of {counted(self.state.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
-                f"give more with --start-timeout, or see what {self.state.processes.launcher} did{words}"
+                f"{arrived} of {counted(self.state.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
+                f"give more with --start-timeout, or see what {self.state.processes.launcher} did{text}"
             )
 
     # Stop
@@ -388,9 +388,9 @@ class Launch:
             if processes is not None:
                 # Do not wait for ranks that can't receive the request to end: Jupyter gives a kernel only a few seconds
                 # to clean up. mpiexec waits for a daemon that is lost with its host, and no request reaches it.
-                can_be_told = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
-                can_be_told = can_be_told and not self._reach.lost_hosts
-                until = time.monotonic() + (START_END_SECONDS if can_be_told else 0.0)
+                is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
+                is_reachable = is_reachable and not self._heartbeat.lost_hosts
+                until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
                 while time.monotonic() < until and any(map(runs, nannies)):  # ranks may outlive a killed mpiexec
                     time.sleep(PROCESSES_POLL_SECONDS)
                 processes.end(max(0.0, until - time.monotonic()))
@@ -405,11 +405,11 @@ class Launch:
         entry = next((each for each in self.table if each.engine == death.engine), None)
         if entry is None or not death.unfinished:
             return
-        words = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
+        text = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
         if self.link is None:
-            self.killed.append(words)
+            self.killed.append(text)
         else:
-            self._note(words)
+            self._note(text)
 
     def _give_back(self) -> None:
         with deferred_interrupts():
@@ -427,14 +427,14 @@ class Launch:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._sign is not None:
-            self._sign.remove()
-            self._sign = None
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
+        if self._presence_file is not None:
+            self._presence_file.remove()
+            self._presence_file = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         tunnel = tunnel_of(self.folders.profile)
-        if tunnel is not None and not self.state.is_visitor:
+        if tunnel is not None and not self.state.is_observer:
             tunnel.close()
 
     def _end_ranks(self, link: Link) -> None:

@@ -24,11 +24,11 @@ from traitlets.config import Config
 from ...config.hosts import split_command
 from ...errors import LaunchError
 from ...launchers import LAUNCHERS
-from ...launchers.environment import forwarded, rank_environment, untold_s
+from ...launchers.environment import forwarded, rank_environment, use_report_s
 from ...launchers.local import RANK_COMMAND, WELL_ENDED
 from ...launchers.ssh import EARLY, rank_command
 from ...protocol.environment import LAUNCHER
-from ...protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_LOOK_SECONDS, PROCESSES_POLL_SECONDS
+from ...protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_CHECK_SECONDS, PROCESSES_POLL_SECONDS
 from ..transport.controller_process import ControllerProcess, free_ports
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class Processes:
         self._owner = 0 if config.keep else os.getpid()
         limit_s = config.idle_timeout_s
         # Allows for the delay with which ranks report their use.
-        self._idle_timeout_s = limit_s + 2 * untold_s(limit_s) if limit_s else limit_s
+        self._idle_timeout_s = limit_s + 2 * use_report_s(limit_s) if limit_s else limit_s
         self._folders = folders
         self._n = n
         self._seen: list[psutil.Process] = []  # the rank processes found by the last check during start-up
         self._reaped: dict[int, int] = {}  # ``_reaped_faults`` by launcher process, before any rank process existed
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def start(self) -> None:
         """Start the controller and all ranks at the same moment."""
@@ -162,7 +162,7 @@ class Processes:
         def check() -> None:
             if not engines.alive():
                 raise LaunchError(
-                    f"no process could be started{f' on {host}' if host else ''}{said(engines.get_output())}"
+                    f"no process could be started{f' on {host}' if host else ''}{output_end(engines.get_output())}"
                 )
 
         return check
@@ -188,7 +188,7 @@ class Processes:
         for engines in self._cluster.engines.values():
             if not engines.alive():
                 if fate := getattr(engines, "fate", ""):
-                    raise LaunchError(f"{fate}{said(engines.get_output())}")
+                    raise LaunchError(f"{fate}{output_end(engines.get_output())}")
                 raise LaunchError(f"before the ranks were up, {self.launcher} {_end_of(engines)}")
         self._check_rank_processes()
 
@@ -199,9 +199,9 @@ class Processes:
         """
         now = time.monotonic()
         is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
-        if now < self._next_look or not is_here:
+        if now < self._next_check or not is_here:
             return
-        self._next_look = now + PROCESSES_LOOK_SECONDS
+        self._next_check = now + PROCESSES_CHECK_SECONDS
         there = self.rank_processes()
         gone = [f" (process {each.pid})" for each in self._seen if each not in there]
         reaped = {pid: _reaped_faults(pid) for pid in set(map(_parent_of, there)) or self._launching()}
@@ -212,10 +212,10 @@ class Processes:
         self._seen = there
         if gone:
             output = self.output
-            words = f":\n{tail(output)}" if output.strip() else ""
+            text = f":\n{tail(output)}" if output.strip() else ""
             raise LaunchError(
                 f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report: by "
-                f"SIGKILL, say of the kernel's out-of-memory killer, or another signal{words}"
+                f"SIGKILL, say of the kernel's out-of-memory killer, or another signal{text}"
             )
 
     def rank_processes(self) -> list[psutil.Process]:
@@ -253,10 +253,10 @@ class Processes:
         effect = "with it ended the ranks on other hosts" if has_hosts else "without it MPI starts no process"
         for engines in list(self._cluster.engines.values()):
             if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
-                words = engines.exit_text if is_dying or not engines.alive() else ""
-                words = words or ("" if engines.alive() else "has ended")
-                if words and words != WELL_ENDED:
-                    return f"mpiexec (process {engines.process.pid}) {words}; {effect}"
+                text = engines.exit_text if is_dying or not engines.alive() else ""
+                text = text or ("" if engines.alive() else "has ended")
+                if text and text != WELL_ENDED:
+                    return f"mpiexec (process {engines.process.pid}) {text}; {effect}"
         if self._is_joined and self._config.launcher == "mpi" and not any(map(_runs, self._inherited["launcher"])):
             return f"mpiexec has ended; {effect}"
         return ""
@@ -343,8 +343,8 @@ def _parent_of(process: psutil.Process) -> int:
 
 def _end_of(launcher: Any) -> str:
     """Describe how a process ended unexpectedly, with its last output."""
-    words, output = getattr(launcher, "exit_words", "") or "ended", launcher.get_output()
-    return words if words.startswith("was killed") and not output.strip() else f"{words}{said(output)}"
+    text, output = getattr(launcher, "exit_text", "") or "ended", launcher.get_output()
+    return text if text.startswith("was killed") and not output.strip() else f"{text}{output_end(output)}"
 
 
 def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
@@ -387,9 +387,9 @@ def _outside_loop(call: Callable[..., Any], *args: Any, **options: Any) -> None:
         executor.submit(call, *args, **options).result()
 
 
-def said(text: str) -> str:
-    """Return the end of a message: the last output of a process, or where to look if there was none."""
-    return f":\n{tail(text)}" if text.strip() else " (it said nothing); jupyter disttrain doctor may tell why"
+def output_end(text: str) -> str:
+    """Return the end of a message: the last output of a process, or what to run if there was none."""
+    return f":\n{tail(text)}" if text.strip() else " (it printed nothing); jupyter disttrain doctor may show why"
 
 
 def tail(text: str, lines: int = 15) -> str:

@@ -71,9 +71,9 @@ class RankAssignment:
             )
             for info, hello, nanny in entries
         ]
-        told = [(entry, self.identify(entry)) for entry in state.table]
-        for entry, content in zip(state.table, self.wait_for_replies(told, "answer"), strict=True):
-            entry.know(content)
+        asked = [(entry, self.identify(entry)) for entry in state.table]
+        for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
+            entry.take_identity_reply(content)
         self.form()
 
     def identify(self, entry: RankEntry) -> Future[Message]:

@@ -55,16 +55,16 @@ class RankEntry:
     forming: Future[Message] | None = None  # its reply once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
-    def know(self, told: Mapping[str, Any]) -> None:
+    def take_identity_reply(self, reply: Mapping[str, Any]) -> None:
         """Take the rank's reply to its identity."""
-        self.sees_shelf, self.place = told["sees_shelf"], told["place"]
-        self.troubles = tuple(told["troubles"])
+        self.sees_shelf, self.place = reply["sees_shelf"], reply["place"]
+        self.troubles = tuple(reply["troubles"])
 
 
 def check_idle(
     table: Sequence[RankEntry],
     ranks: Sequence[int],
-    remedy: str = "%dist_reset starts the ranks anew",
+    remedy: str = "%dist_reset starts the ranks again",
     last_resort: str = "%dist_reset",
 ) -> None:
     """Raise an error if ranks died, or run a cell that may never end.
@@ -94,17 +94,17 @@ def ended(table: Sequence[RankEntry], running: Collection[int]) -> dict[int, str
     return {entry.info.rank: entry.failure for entry in table if entry.state == RankState.IDLE and entry.cell in cells}
 
 
-def tell_apart(hellos: Sequence[RankHello]) -> list[RankHello]:
+def with_unique_hosts(hellos: Sequence[RankHello]) -> list[RankHello]:
     """Append a number to the host name of a machine if an earlier machine has that name and the launcher gives none."""
     boots: dict[str, list[str]] = {}
-    told = []
+    renamed = []
     for hello in hellos:
         known = boots.setdefault(node_of(hello), [])
         if hello.boot not in known:
             known.append(hello.boot)
         number = known.index(hello.boot) + 1
-        told.append(replace(hello, launch_host=f"{node_of(hello)}({number})") if number > 1 else hello)
-    return told
+        renamed.append(replace(hello, launch_host=f"{node_of(hello)}({number})") if number > 1 else hello)
+    return renamed
 
 
 def decide(
@@ -158,13 +158,13 @@ def node_of(hello: RankHello) -> str:
 
 
 def _order(hellos: Sequence[RankHello], hosts: list[str]) -> list[RankHello]:
-    told = [hello.launch_rank for hello in hellos]
-    if None in told:
+    launch_ranks = [hello.launch_rank for hello in hellos]
+    if None in launch_ranks:
         place = {host: at for at, host in enumerate(hosts)}
         return sorted(hellos, key=lambda hello: (place.get(node_of(hello), len(place)), node_of(hello), hello.pid))
-    if sorted(told, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
+    if sorted(launch_ranks, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
         raise LaunchError(
-            f"mpiexec has numbered the ranks {told} where there are {len(hellos)}; mpi4py and mpiexec belong to "
-            "different MPI installations (run: jupyter disttrain doctor)"
+            f"mpiexec has numbered the ranks {launch_ranks} where there are {len(hellos)}; mpi4py and mpiexec belong "
+            "to different MPI installations (run: jupyter disttrain doctor)"
         )
     return sorted(hellos, key=lambda hello: hello.launch_rank or 0)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
-MISSED_LOOKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
+MISSED_CHECKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
 
 
 class Registration:
@@ -45,7 +45,7 @@ class Registration:
         self.awaits_rank = False  # a replacement process is starting
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
-        self._buried: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
+        self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
     def on_message(self, message: Message) -> None:
         """Handle a message if it is a hello or a death; called on the link's thread."""
@@ -53,7 +53,7 @@ class Registration:
             self.take(message)
             if self._state.link is not None:  # else the sender repeats the message
                 _answer(self._state.link, message)
-        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_visitor:
+        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_observer:
             self._send_away(NannyHello.from_content(message["content"]))
 
     def _send_away(self, hello: NannyHello) -> None:
@@ -160,8 +160,8 @@ class Registration:
     def _fail_once(self, death: RankDeath) -> None:
         """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
         process = death.host, death.pid
-        if process not in self._buried:
-            self._buried.add(process)
+        if process not in self._handled_deaths:
+            self._handled_deaths.add(process)
             _fail_dead(death, ())
 
     def check_deaths(self, table: Sequence[RankEntry], *, others: bool) -> None:
@@ -197,9 +197,9 @@ def _check_hello(hello: RankHello) -> None:
 def _fail_dead(death: RankDeath, table: Sequence[RankEntry]) -> None:
     known = [entry.info.rank for entry in table if entry.engine == death.engine]
     who = label_ranks(known) if known else "a rank"
-    words = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
-    words = words or "; jupyter disttrain doctor may tell why"
-    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{words}")
+    reason = f"; its last lines on stderr:\n{tail(death.stderr_tail)}" if death.stderr_tail.strip() else ""
+    reason = reason or "; jupyter disttrain doctor may show why"
+    raise LaunchError(f"{who} on {death.host} {death.cause} while starting{reason}")
 
 
 def check_reply(entry: RankEntry, future: Future[Message]) -> None:
@@ -213,10 +213,10 @@ def check_reply(entry: RankEntry, future: Future[Message]) -> None:
 def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchError:
     """Return the error to raise when a rank does not complete a request within ``limit_s`` seconds."""
     info = entry.info
-    said = f"its log may say why: {log}" if log.exists() else "it said nothing"
+    hint = f"its log may show why: {log}" if log.exists() else "it printed nothing"
     return LaunchError(
-        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {said}; "
-        "give more with --start-timeout, or start anew"
+        f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
+        "give more with --start-timeout, or start again"
     )
 
 
@@ -225,7 +225,7 @@ def is_here(entry: RankEntry) -> bool:
     return entry.info.host == socket.gethostname() and (entry.sees_shelf or not entry.probe)
 
 
-def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
+def unreported_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
     """Yield the deaths of ranks of this host whose nanny was killed too, and so could not report them."""
     for entry in table:
         info = entry.info
@@ -235,7 +235,7 @@ def untold_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1
-        if entry.nanny_missed >= MISSED_LOOKS:
+        if entry.nanny_missed >= MISSED_CHECKS:
             yield RankDeath(engine=entry.engine, pid=info.pid, host=info.host, signal_number=signal.SIGKILL)
 
 

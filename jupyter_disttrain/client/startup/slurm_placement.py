@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ...launchers.slurm.state import JobState
 
 
-def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], None], taken: ExitStack) -> Placement:
+def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
     """Use the nodes of an allocation, or submit a job and wait for its nodes; probe each node.
 
     Parameters
     ----------
-    tell
+    report
         Called with a line on the queue, each time it changes.
     taken
         Receives a callback that ends the job.
@@ -60,7 +60,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, tell: Callable[[str], 
         limit_s=JOB_PLACEMENT_ANSWER_SECONDS,
         by="srun",
     )
-    grant = obtain(config.sbatch, config.count, folders, tell, taken)
+    grant = obtain(config.sbatch, config.count, folders, report, taken)
     try:
         between = _between_nodes(grant, wanted)
     except LaunchError as error:

@@ -39,7 +39,7 @@ from traitlets import Bool, Float, Integer, Unicode, observe
 from ...launchers.folders import remove_folder
 from ...protocol.connection_file import remove_own
 from ...protocol.messages import USED_TOPIC
-from ...protocol.time_limits import LOOK_MS, OWNER_SECONDS
+from ...protocol.time_limits import OWNER_SECONDS, RANK_CHECK_MS
 from .rank_watch import RankWatch, has_connection
 
 
@@ -95,8 +95,8 @@ class DisttrainController(IPController):
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
             self._ranks = RankWatch()
-            self._look = PeriodicCallback(self._look_for_ranks, LOOK_MS)
-            self.loop.add_callback(self._look.start)
+            self._rank_check = PeriodicCallback(self._check_ranks, RANK_CHECK_MS)
+            self.loop.add_callback(self._rank_check.start)
         if self.idle_timeout:
             threading.Thread(target=self._follow_use, name="follow use", daemon=True).start()
         try:
@@ -113,22 +113,22 @@ class DisttrainController(IPController):
         # On the loop, because it runs only once every child has been started.
         self.loop.add_callback(self._end)
 
-    def _look_for_ranks(self) -> None:
+    def _check_ranks(self) -> None:
         known = bool(self.hub.engines or self.hub.incoming_registrations)
         connected = has_connection(self.engine_ports)
         if self._ranks.are_gone(known=known, connected=connected, now_s=time.monotonic()):
-            self._look.stop()
+            self._rank_check.stop()
             self._end()
 
     def _follow_use(self) -> None:
         """End once no rank has reported use for ``idle_timeout`` seconds."""
-        words: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-        self.connect(words, self.client_url("iopub"))
-        words.subscribe(USED_TOPIC)
-        while words.poll(round(self.idle_timeout * 1000)):
-            words.recv_multipart()
-        words.close()
-        self.log.warning("nobody has used this cluster for %g s", self.idle_timeout)
+        activity: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        self.connect(activity, self.client_url("iopub"))
+        activity.subscribe(USED_TOPIC)
+        while activity.poll(round(self.idle_timeout * 1000)):
+            activity.recv_multipart()
+        activity.close()
+        self.log.warning("this cluster has not been used for %g s", self.idle_timeout)
         self.loop.add_callback(self._end)
 
     def _end(self) -> None:

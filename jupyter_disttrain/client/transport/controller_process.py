@@ -93,5 +93,5 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
     def fate(self) -> str:
         """How the controller ended, and its last line of output if it exited by itself; empty if unknown."""
         last = [line.strip() for line in self.get_output().splitlines() if line.strip()][-1:]
-        words = self.exit_text
-        return f"{words} ({last[0]})" if last and words.startswith("exited") else words
+        text = self.exit_text
+        return f"{text} ({last[0]})" if last and text.startswith("exited") else text

@@ -92,7 +92,7 @@ class MessageDispatcher:
         if is_stopped:
             self._shutdown("was ended by jupyter disttrain stop")
         elif is_unused:
-            self._shutdown(f"was ended, because nobody had used it for {limit:g} s")
+            self._shutdown(f"was ended, because it had not been used for {limit:g} s")
         elif session.config.job:
             self._leave(launch.lost_because)
         else:

@@ -178,9 +178,9 @@ class Link:
                     self._receive(sock, channel)
             if self._monitor in events:
                 self._monitor.recv_multipart()
-                self._tell(self._on_lost)
+                self._call(self._on_lost)
             if time.monotonic() >= next_tick:
-                self._tell(self._on_tick)
+                self._call(self._on_tick)
                 next_tick = time.monotonic() + TICK_SECONDS
         self._empty_outbox()  # messages posted just before the end
         self._shell.disable_monitor()
@@ -195,12 +195,12 @@ class Link:
                 sock.send(frame, zmq.SNDMORE, copy=False)
             sock.send(frames[-1], copy=False)
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _call(self, what: Callable[[], None]) -> None:
         try:
             what()
         except Exception:
             # The callback may raise anything; this thread must go on to serve all other messages.
-            log.exception("what the link told could not be handled")
+            log.exception("a callback of the link failed")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:
         """Receive pending messages for at most ``LINK_TURN_SECONDS``, so that messages to send don't wait longer."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNHEARD_SECONDS
+from ...protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNANSWERED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -49,7 +49,7 @@ class RankWatch:
         silent_s, apart_s = now_s - self._known_s, now_s - self._connected_s
         if not self._had_ranks:
             return False
-        return silent_s > RANK_WATCH_SILENT_SECONDS or apart_s > (UNHEARD_SECONDS if known else CLOSED_SECONDS)
+        return silent_s > RANK_WATCH_SILENT_SECONDS or apart_s > (UNANSWERED_SECONDS if known else CLOSED_SECONDS)
 
 
 def has_connection(ports: Collection[int], table: Path = _TABLE) -> bool:

@@ -57,7 +57,7 @@ OPTIONS = (
 MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
 # The shell of a notebook whose network is gone does not notice that for hours, and would hold the lock. The pid of a
 # shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
-HOLD = """umask 077; cd {folder} && exec 9>>holder
+LEASE_SCRIPT = """umask 077; cd {folder} && exec 9>>holder
 flock -n 9; code=$?
 if [ $code = 1 ]; then
   read pid host 2>/dev/null < holder.shell
@@ -86,7 +86,9 @@ def tunnel_of(folder: Path) -> Tunnel | None:
 
 
 class Tunnel:
-    """One ssh, and the local folder that replaces the cluster's own: :attr:`folder`, also the profile of :attr:`told`.
+    """One ssh, and the local folder that replaces the cluster's own.
+
+    The folder is :attr:`folder`, also the profile of :attr:`job_file`.
 
     Raises
     ------
@@ -103,15 +105,15 @@ class Tunnel:
         self._read_buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._next_beat = 0.0
-        self._words = ""  # how ssh ended, as text
-        told = self._read_file()
-        self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(told.profile))
-        self.folder = _make_folder(told.name)
+        self._end_text = ""  # how ssh ended, as text
+        job_file = self._read_file()
+        self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(job_file.profile))
+        self.folder = _make_folder(job_file.name)
         _open[self.folder] = self
         try:
-            self._start(told)
-            self._greet(told)
-            self._hold()
+            self._start(job_file)
+            self._greet(job_file)
+            self._take_lease()
             self._fetch()
         except BaseException:  # also after an interrupt, no ssh stays
             self.close()
@@ -141,7 +143,7 @@ class Tunnel:
             )
         except subprocess.TimeoutExpired as error:
             raise LaunchError(
-                f"{self.host} has not told within {FILE_SECONDS:g} s what is in {self.file}; try: "
+                f"{self.host} has not sent {self.file} within {FILE_SECONDS:g} s; try: "
                 f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
             ) from error
         except OSError as error:
@@ -151,24 +153,28 @@ class Tunnel:
         if done.returncode == 0:
             # A login shell's output comes first; the file is one line.
             return parse_job_file(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
-        words = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
+        message = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
         if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
-            raise LaunchError(f"ssh to {self.host} failed: {words}; try: {shlex.join([*self._ssh, self.host, 'true'])}")
+            raise LaunchError(
+                f"ssh to {self.host} failed: {message}; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+            )
         raise UsageError(
-            f"cannot read {self.file} on {self.host}: {words}; the job has not begun, has ended, or wrote its file "
+            f"cannot read {self.file} on {self.host}: {message}; the job has not begun, has ended, or wrote its file "
             "elsewhere"
         )
 
     # The ssh
 
-    def _start(self, told: JobFile) -> None:
+    def _start(self, job_file: JobFile) -> None:
         forwards = []
         for channel in CHANNELS:
-            place = channel_url(told.connection, channel).partition("://")[2]
-            forwards += ["-L", f"{self._socket(told, channel)}:{place}"]
-        connection = told.connection | {"interface": f"ipc://{self.folder / 's'}"}
-        _write_private(self.folder / "security" / f"ipcontroller-{told.cluster_id}-client.json", json.dumps(connection))
-        self.told = replace(told, profile=str(self.folder))
+            place = channel_url(job_file.connection, channel).partition("://")[2]
+            forwards += ["-L", f"{self._socket(job_file, channel)}:{place}"]
+        connection = job_file.connection | {"interface": f"ipc://{self.folder / 's'}"}
+        _write_private(
+            self.folder / "security" / f"ipcontroller-{job_file.cluster_id}-client.json", json.dumps(connection)
+        )
+        self.job_file = replace(job_file, profile=str(self.folder))
         self._errors = (self.folder / "ssh.log").open("w+b")
         self._process = subprocess.Popen(  # noqa: S603
             [*self._ssh, *OPTIONS, *forwards, self.host, "exec sh"],
@@ -178,23 +184,23 @@ class Tunnel:
             start_new_session=True,  # an interrupt of the notebook must not reach it
         )
 
-    def _socket(self, told: JobFile, channel: str) -> Path:
-        return self.folder / f"s-{told.connection[channel]}"
+    def _socket(self, job_file: JobFile, channel: str) -> Path:
+        return self.folder / f"s-{job_file.connection[channel]}"
 
-    def _greet(self, told: JobFile) -> None:
+    def _greet(self, job_file: JobFile) -> None:
         """Check that the controller is at the other end: it sends first."""
         self.ask("true")  # once this is answered, the forwards exist
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(GREETING_SECONDS)
             try:
-                probe.connect(str(self._socket(told, "control")))
+                probe.connect(str(self._socket(job_file, "control")))
                 greeted = bool(probe.recv(1))
             except OSError:
                 greeted = False
         if not greeted:
             raise UsageError(
-                f"{self.host} does not reach the controller of {self.file} at {told.address}: the job that wrote it "
-                f"has ended, or that host is not in its network; {told.host} is"
+                f"{self.host} does not reach the controller of {self.file} at {job_file.address}: the job that wrote "
+                f"it has ended, or that host is not in its network; {job_file.host} is"
             )
 
     def ask(self, script: str) -> str:
@@ -208,9 +214,9 @@ class Tunnel:
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:
             self._send(f"echo {mark}; {script}\necho {mark}\n")
-            said = self._read_until(f"{mark}\n".encode())
-            said = self._read_until(f"{mark}\n".encode())
-        return said.decode(errors="replace")
+            output = self._read_until(f"{mark}\n".encode())
+            output = self._read_until(f"{mark}\n".encode())
+        return output.decode(errors="replace")
 
     def _send(self, text: str) -> None:
         assert self._process is not None
@@ -239,22 +245,24 @@ class Tunnel:
     def why_ended(self) -> str:
         """How the ssh ended, as text; empty while it runs."""
         if self._process is None:
-            return self._words
+            return self._end_text
         try:
             code = self._process.wait(TUNNEL_DYING_SECONDS)
         except subprocess.TimeoutExpired:
             return ""
         self._errors.seek(0)
-        said = " ".join(self._errors.read().decode(errors="replace").split())[-300:]
-        how = said or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
-        self._words = f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
-        return self._words
+        message = " ".join(self._errors.read().decode(errors="replace").split())[-300:]
+        how = message or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
+        self._end_text = (
+            f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
+        )
+        return self._end_text
 
     # The files
 
-    def _hold(self) -> None:
-        """Take the right to send cells on the remote host, for as long as the shell runs."""
-        answer = self.ask(HOLD.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
+    def _take_lease(self) -> None:
+        """Take the lease on the remote host, for as long as the shell runs."""
+        answer = self.ask(LEASE_SCRIPT.format(folder=_quoted(self._profile), stale=TUNNEL_STALE_SECONDS)).strip()
         if answer == "1":
             raise UsageError(
                 f"the ranks of {self.file} on {self.host} are held by another notebook, which still runs; use them "
@@ -262,8 +270,8 @@ class Tunnel:
             )
         if answer != "0":
             raise UsageError(
-                f"nobody can tell who holds the ranks of {self.file}: flock on {self.host} ended with "
-                f"{answer or 'nothing'}; it has to be installed there, and the file system has to know locks"
+                f"cannot check who holds the ranks of {self.file}: flock on {self.host} ended with "
+                f"{answer or 'nothing'}; it has to be installed there, and the file system has to support locks"
             )
 
     def beat(self) -> None:
@@ -302,12 +310,12 @@ class Tunnel:
             f'tail -c $(({MOST_METRICS_BYTES} / $#)) "$f"; echo; fi; done | gzip -c | base64 )'
         )
         try:
-            told = gzip.decompress(base64.b64decode(self.ask(script))).decode()
+            text = gzip.decompress(base64.b64decode(self.ask(script))).decode()
         except (OSError, ValueError, EOFError) as error:
             why = f"{type(error).__name__}: {error}"
             raise LaunchError(f"earlier metrics could not be brought from {run} on {self.host}: {why}") from error
         folder.mkdir(mode=0o700, exist_ok=True)
-        for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", told, flags=re.MULTILINE)[1:]:
+        for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", text, flags=re.MULTILINE)[1:]:
             name, _, lines = part.partition("\n")
             (folder / name).write_text(lines)
 
@@ -327,10 +335,10 @@ class Tunnel:
 
     def wait_for_end(self, patience_s: float) -> None:
         """Wait until the job has removed its file."""
-        looks = round(patience_s * 10)
-        if looks and self._process is not None and self._process.poll() is None:
+        checks = round(patience_s * 10)
+        if checks and self._process is not None and self._process.poll() is None:
             file = _quoted(self.file)
-            self.ask(f"n=0; while [ -e {file} ] && [ $n -lt {looks} ]; do sleep 0.1; n=$((n+1)); done")
+            self.ask(f"n=0; while [ -e {file} ] && [ $n -lt {checks} ]; do sleep 0.1; n=$((n+1)); done")
 
     def close(self) -> None:
         """End ssh, once it has sent the rest, and remove the local folder."""

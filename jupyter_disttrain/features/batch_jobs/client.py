@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...client.registry.cluster_file import ClusterFile, Hold
+from ...client.registry.cluster_file import ClusterFile, Lease
 from ...client.startup.gpus import devices_of_job
 from ...client.startup.launch import Launch
-from ...client.startup.rank_table import decide, tell_apart
+from ...client.startup.rank_table import decide, with_unique_hosts
 from ...client.transport.ssh_tunnel import Tunnel, split, tunnel_of
 from ...config.cluster import ClusterConfig
 from ...config.hosts import HostSlots, split_command
@@ -58,14 +58,14 @@ def find(which: str, ssh: str) -> JobFile | ClusterFile:
     """
     remote = split(which)
     if remote is not None:
-        told = Tunnel(*remote, split_command(ssh)).told
-        return left_by_notebook(told, which) or told
+        job_file = Tunnel(*remote, split_command(ssh)).job_file
+        return left_by_notebook(job_file, which) or job_file
     path = full_path(which)
-    told = read(Path(path))
-    _check_reached(told, path)
-    there = left_by_notebook(told, path)
+    job_file = read(Path(path))
+    _check_reached(job_file, path)
+    there = left_by_notebook(job_file, path)
     if there is None:
-        return told
+        return job_file
     if there.is_held:
         raise UsageError(
             f"the ranks of {path} are held by {there.holder} on {there.host}, which still runs; use them there, or "
@@ -83,7 +83,7 @@ def read(path: Path) -> JobFile:
         If it can't be read; the message states what to do.
     """
     try:
-        told = parse_job_file(read_own(path), str(path))
+        job_file = parse_job_file(read_own(path), str(path))
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}: the job has not begun, has ended, or wrote its file elsewhere; it is what rank 0 "
@@ -92,7 +92,7 @@ def read(path: Path) -> JobFile:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; only the user whose job it is may join it") from error
     # The same folder, wherever its file system is mounted on this host.
-    return replace(told, profile=str(path.with_name(Path(told.profile).name)))
+    return replace(job_file, profile=str(path.with_name(Path(job_file.profile).name)))
 
 
 def full_path(which: str) -> str:
@@ -107,38 +107,38 @@ def let_go(there: JobFile | ClusterFile) -> None:
         tunnel.close()
 
 
-def _check_reached(told: JobFile, path: str) -> None:
-    outside = f"%dist_attach {told.host}:{path} goes through ssh"
-    if ipaddress.ip_address(told.address).is_loopback and told.host != socket.gethostname():
+def _check_reached(job_file: JobFile, path: str) -> None:
+    outside = f"%dist_attach {job_file.host}:{path} goes through ssh"
+    if ipaddress.ip_address(job_file.address).is_loopback and job_file.host != socket.gethostname():
         raise UsageError(
-            f"the job of {path} is reached on {told.host} alone, at {told.address}; {outside}, or start it with "
-            "--interface"
+            f"the job of {path} is reached on {job_file.host} alone, at {job_file.address}; {outside}, or start it "
+            "with --interface"
         )
-    answer = told.answer()
+    answer = job_file.answer()
     if answer == "refused":
         raise UsageError(f"the job that wrote {path} has ended; start it again, and remove that file")
     if answer != "there":
         raise UsageError(
-            f"{told.host} does not answer at {told.address} ({answer}): the network does not let this machine through; "
-            f"{outside}"
+            f"{job_file.host} does not answer at {job_file.address} ({answer}): the network does not let this machine "
+            f"through; {outside}"
         )
-    if not Path(told.profile).is_dir():
+    if not Path(job_file.profile).is_dir():
         raise UsageError(
-            f"{path} is there, and the folder {told.profile} beside it is not; copy no file out of a job's file "
+            f"{path} is there, and the folder {job_file.profile} beside it is not; copy no file out of a job's file "
             f"system: {outside}"
         )
     try:
-        check_beside(Path(told.profile), Path(path))
+        check_beside(Path(job_file.profile), Path(path))
     except OSError as error:
         raise UsageError(
-            f"the folder {told.profile} beside {path} can't be used: {error.strerror}; start the job with its file in "
-            "a folder where no other user may write"
+            f"the folder {job_file.profile} beside {path} can't be used: {error.strerror}; start the job with its file "
+            "in a folder where no other user may write"
         ) from error
 
 
-def left_by_notebook(told: JobFile, path: str) -> ClusterFile | None:
+def left_by_notebook(job_file: JobFile, path: str) -> ClusterFile | None:
     """Return the cluster file of an earlier notebook, with paths valid on this host; None if there was none."""
-    profile = Path(told.profile)
+    profile = Path(job_file.profile)
     try:
         there = ClusterFile.read(profile)
     except FileNotFoundError:
@@ -152,16 +152,16 @@ def _own_part(profile: Path) -> Path:
     return profile if tunnel_of(profile) else profile / "client"
 
 
-def config_of(told: JobFile, path: str) -> ClusterConfig:
+def config_of(job_file: JobFile, path: str) -> ClusterConfig:
     """Return the configuration of a job's cluster."""
     return ClusterConfig(
-        n=told.world_size,
-        launcher="mpi" if told.has_mpi else "local",
-        backend=told.backend,
-        name=told.name,
+        n=job_file.world_size,
+        launcher="mpi" if job_file.has_mpi else "local",
+        backend=job_file.backend,
+        name=job_file.name,
         keep=True,
         start_timeout_s=JOB_MEET_SECONDS,
-        job=told.launcher,
+        job=job_file.launcher,
         job_file=path,
     )
 
@@ -171,28 +171,28 @@ class JobLaunch(Launch):
 
     def __init__(
         self,
-        told: JobFile,
+        job_file: JobFile,
         config: ClusterConfig,
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._told = told
+        self._job_file = job_file
         super().__init__(config, on_message, on_lost)
 
     def decide(self) -> None:
         """Set folders, addresses and world size from the job's file."""
-        told, state = self._told, self.state
-        profile = Path(told.profile)
+        job_file, state = self._job_file, self.state
+        profile = Path(job_file.profile)
         # Not in shared memory, so large values are sent as messages.
         local = _own_part(profile)
         local.mkdir(mode=0o700, exist_ok=True)
         (local / NOTEBOOK).write_text(os.urandom(16).hex())
-        state.folders = Folders(profile=profile, run=Path(told.run), local=local, cluster_id=told.cluster_id)
+        state.folders = Folders(profile=profile, run=Path(job_file.run), local=local, cluster_id=job_file.cluster_id)
         self._taken.callback(state.folders.remove)
-        state.started_s = told.started_s
-        state.placement = Placement(listen=told.address, network=told.network)
+        state.started_s = job_file.started_s
+        state.placement = Placement(listen=job_file.address, network=job_file.network)
         state.gpus = []
-        state.n, state.address = told.world_size, told.address
+        state.n, state.address = job_file.world_size, job_file.address
         state.is_decided = True
 
     def start(self) -> None:
@@ -207,7 +207,7 @@ class JobLaunch(Launch):
         """
         self.state.processes = self._make_processes()
         try:
-            self._hold = Hold(self.folders.profile)
+            self._lease = Lease(self.folders.profile)
         except BlockingIOError as error:
             raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
         try:
@@ -228,26 +228,26 @@ class JobLaunch(Launch):
         self, hellos: Sequence[RankHello], nannies: Mapping[str, NannyHello]
     ) -> list[tuple[RankInfo, RankHello, NannyHello]]:
         """Assign ranks as the job's launcher has numbered them; learn the hosts from the hellos."""
-        told, state = self._told, self.state
-        hellos = tell_apart(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
+        job_file, state = self._job_file, self.state
+        hellos = with_unique_hosts(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
         state.placement = Placement(
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),
-            listen=told.address,
-            network=told.network,
-            addresses={told.host: told.address},
-            description=f"network {told.network}",
+            listen=job_file.address,
+            network=job_file.network,
+            addresses={job_file.host: job_file.address},
+            description=f"network {job_file.network}",
         )
-        state.mpi_heals = told.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
+        state.mpi_heals = job_file.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend, count, state.note_of_devices = devices_of_job(self.config, hellos)
         state.gpus = [str(gpu) for gpu in range(count)]
         decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
         return [(info, hello, nannies[hello.engine]) for info, hello in decided]
 
-    def _check_time(self, heard: int = 0) -> None:
+    def _check_time(self, arrived: int = 0) -> None:
         if time.monotonic() > self.state.start_deadline:
             raise LaunchError(
-                f"{heard} of {counted(self.state.n, 'rank')} of {self.config.job_file} came within "
-                f"{self.config.start_timeout_s:g} s; the job's own output tells what keeps the others, and "
+                f"{arrived} of {counted(self.state.n, 'rank')} of {self.config.job_file} came within "
+                f"{self.config.start_timeout_s:g} s; the job's own output shows what keeps the others, and "
                 "%dist_attach can be tried again"
             )

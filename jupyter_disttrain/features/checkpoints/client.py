@@ -69,11 +69,11 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise UsageError(f"at least one version has to stay, not {keep}")
         launch = self._session.launch
-        words = (
+        arguments = (
             f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
         )
         self._writes_beside = self._writes_beside or (beside and launch.config.backend != "none")
-        return self._run(f"save({words}, tag={uuid.uuid4().hex[:8]!r})", options)
+        return self._run(f"save({arguments}, tag={uuid.uuid4().hex[:8]!r})", options)
 
     def finish(self, **options: Any) -> str:
         """Wait until versions that are written in the background are on disk, before ranks are ended.

@@ -21,7 +21,7 @@ from .ipython_syntax import replaced, to_python
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...client.cells.history import Ran
+    from ...client.cells.history import CellEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Cell:
         return f"# {self.title}, on {label_ranks(self.ranks)}\nif {which}:\n{indented(self.source)}"
 
 
-def read_cell(ran: Ran, *, ends_group: bool) -> Cell:
+def read_cell(ran: CellEntry, *, ends_group: bool) -> Cell:
     """Parse a cell that ran; ``ends_group``: it left the ranks without a process group.
 
     Raises

@@ -13,7 +13,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.history import Copied, Did, Pushed, Ran, is_whole
+from ...client.cells.history import CellEntry, Copied, MagicEntry, Pushed, is_whole
 from ...errors import UsageError
 from ...protocol.ranks import format_ranks, label_ranks
 from ...protocol.serialization import load_value
@@ -80,12 +80,14 @@ def export(
     cells = {
         entry.number: read_cell(entry, ends_group=entry.number in without_group)
         for entry in entries
-        if isinstance(entry, Ran)
+        if isinstance(entry, CellEntry)
     }
     notes = [
         *notes,
         *dict.fromkeys(
-            f"{entry.magic} is not in the script: write it in Python" for entry in entries if isinstance(entry, Did)
+            f"{entry.magic} is not in the script: write it in Python"
+            for entry in entries
+            if isinstance(entry, MagicEntry)
         ),
     ]
     body = _Body(entries, cells, frame)
@@ -121,14 +123,14 @@ class _Body:
         self.cells: list[Cell] = []  # includes copies from rank to rank, which use the process group as well
         self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are not written as literals, by position
         for at, entry in enumerate(entries):
-            if isinstance(entry, Ran):
+            if isinstance(entry, CellEntry):
                 self._add(cells[entry.number])
             elif isinstance(entry, Pushed):
                 self._push(entry, at)
             elif isinstance(entry, Copied) and self._used & set(entry.names):
                 self.copies = True
                 self._add(_copied(entry, self._used, self.helpers.copy, frame.world_size))
-            elif isinstance(entry, Did):
+            elif isinstance(entry, MagicEntry):
                 self.parts.append(f"# {entry.magic} stood here")
 
     def _add(self, cell: Cell) -> None:
@@ -155,7 +157,7 @@ def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
         raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
     for file in (path, beside):
         _check_own(file)
-    if not any(isinstance(entry, Ran) for entry in entries):
+    if not any(isinstance(entry, CellEntry) for entry in entries):
         raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
 
 
@@ -188,8 +190,8 @@ def frame_of(launch: Launch) -> Frame:
 
 def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[int, str]) -> list[str]:
     """Describe cells that are not in the script, or not as they ran."""
-    cells = [entry for entry in done if isinstance(entry, Ran)]
-    written = {entry.number for entry in entries if isinstance(entry, Ran)}
+    cells = [entry for entry in done if isinstance(entry, CellEntry)]
+    written = {entry.number for entry in entries if isinstance(entry, CellEntry)}
     failed = [entry for entry in cells if not is_whole(entry, endings)]
     earlier = [entry for entry in cells if entry.number not in written and is_whole(entry, endings)]
     interrupted = [entry for entry in cells if entry.number in written and endings[entry.number]]
@@ -204,7 +206,7 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
     ]
 
 
-def _prompts(cells: Iterable[Ran]) -> str:
+def _prompts(cells: Iterable[CellEntry]) -> str:
     return "cells " + " ".join(f"[{cell.execution_count}]" for cell in cells)
 
 

@@ -49,8 +49,8 @@ class Synced:
         for name, ranks in self.reloaded.items():
             by_ranks.setdefault(ranks, []).append(name)
         lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
-        for words, ranks in self.kept.items():
-            lines.append(f"objects of {words} on {label_ranks(ranks)} keep the old code; make them anew")
+        for text, ranks in self.kept.items():
+            lines.append(f"objects of {text} on {label_ranks(ranks)} keep the old code; create them again")
         return "\n".join(lines) or "no module was edited since the ranks imported it"
 
 
@@ -96,13 +96,13 @@ class Reloading:
         """
         folder = Path.cwd()
         named = [file for path in paths for file in _named(folder, path)]
-        launch, everybody = self._session.ready(ranks)
-        told = {rank: reply["content"] for rank, reply in ask(launch, everybody, ListModules()).items()}
-        files = _with_imports(folder, [*named, *_imported(folder, told.values())])
-        removed = self._remove(launch, everybody, folder)
-        brought = self._bring(launch, everybody, folder, files)
+        launch, chosen = self._session.ready(ranks)
+        imports = {rank: reply["content"] for rank, reply in ask(launch, chosen, ListModules()).items()}
+        files = _with_imports(folder, [*named, *_imported(folder, imports.values())])
+        removed = self._remove(launch, chosen, folder)
+        brought = self._bring(launch, chosen, folder, files)
         hosts = {host for some in brought.values() for host in some}
-        stale = [rank for rank in everybody if told[rank]["edited"] or launch.table[rank].info.host in hosts]
+        stale = [rank for rank in chosen if imports[rank]["edited"] or launch.table[rank].info.host in hosts]
         if not stale:
             return Synced(reloaded={}, brought=brought, removed=removed)
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
@@ -176,10 +176,10 @@ def _of_module(name: str) -> list[Path]:
     return [base.with_suffix(".py"), base] if base.name else []
 
 
-def _imported(folder: Path, told: Iterable[Mapping[str, Any]]) -> list[str]:
+def _imported(folder: Path, imports: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the files of the notebook's folder that ranks have imported, from there or from their start folder."""
     found = []
-    for each in told:
+    for each in imports:
         for file in (Path(os.path.normpath(name)) for name in each["files"].values()):  # sys.path may contain ".."
             base = next((base for base in (folder, Path(each["folder"])) if file.is_relative_to(base)), None)
             if base is not None and (folder / file.relative_to(base)).is_file():
@@ -224,21 +224,21 @@ def _result(
     reloaded: dict[str, list[int]] = {}
     failed: dict[str, list[int]] = {}
     kept: dict[str, list[int]] = {}
-    for rank, told in results.items():
-        for name in told["reloaded"]:
+    for rank, result in results.items():
+        for name in result["reloaded"]:
             reloaded.setdefault(name, []).append(rank)
-        for words in told["failed"].values():
-            failed.setdefault(words, []).append(rank)
-        for words in told["kept"]:
-            kept.setdefault(words, []).append(rank)
+        for text in result["failed"].values():
+            failed.setdefault(text, []).append(rank)
+        for text in result["kept"]:
+            kept.setdefault(text, []).append(rank)
     synced = Synced(
         reloaded={name: tuple(ranks) for name, ranks in reloaded.items()},
         brought=brought,
-        kept={words: tuple(ranks) for words, ranks in kept.items()},
+        kept={text: tuple(ranks) for text, ranks in kept.items()},
         removed=removed,
     )
     if failed:
-        said = [f"{words}; the module stays as it was on {label_ranks(ranks)}" for words, ranks in failed.items()]
+        messages = [f"{text}; the module stays as it was on {label_ranks(ranks)}" for text, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
-        raise CodeError("; ".join(said) + also)
+        raise CodeError("; ".join(messages) + also)
     return synced

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.history import Origin, Ran, is_whole, last_of_each
+from ...client.cells.history import CellEntry, Origin, is_whole, last_of_each
 from ...client.cells.variables import ask
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
@@ -87,9 +87,9 @@ class Scripts:
             "nodes": nodes,
             "meeting": self._meeting(ranks, how),
         }
-        words = ", ".join(f"{name}={value!r}" for name, value in request.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
-        return self._session.run(f"get_ipython().scripts.run({words})", ranks, values=False, **options)
+        return self._session.run(f"get_ipython().scripts.run({arguments})", ranks, values=False, **options)
 
     def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
         """Write the cells that ran on the ranks as one script, and a file that launches it.
@@ -115,11 +115,11 @@ class Scripts:
         """
         journal = self._session.launch.journal
         done, endings = journal.entries()
-        whole = [entry for entry in done if not isinstance(entry, Ran) or is_whole(entry, endings)]
+        whole = [entry for entry in done if not isinstance(entry, CellEntry) or is_whole(entry, endings)]
         entries = whole if every_run else last_of_each(whole)
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:
-            remarks.insert(0, "what ran before %dist_attach is not in it: only the kernel that ran it knew")
+            remarks.insert(0, "cells before %dist_attach are not in it: only the kernel that ran them has their code")
         frame = frame_of(self._session.launch)
         return export(Path(path), entries, frame, launch, remarks, journal.without_group)
 
@@ -135,12 +135,12 @@ class Scripts:
         if how == "here":
             return {}
         launch, wanted = self._session.ready(ranks)
-        everybody = len(wanted) == len(launch.table) and how == "fresh"
-        asked = wanted if everybody else self._session.ready(0)[1]
+        on_all = len(wanted) == len(launch.table) and how == "fresh"
+        asked = wanted if on_all else self._session.ready(0)[1]
         replies = ask(launch, asked, OpenPort(served=how == "fresh"))
-        told = [replies[rank]["content"] for rank in asked]
-        meeting = {"port": told[0]["port"], "horovod": told[0]["horovod"]}
-        return meeting | {"places": [each["place"] for each in told] if everybody else []}
+        contents = [replies[rank]["content"] for rank in asked]
+        meeting = {"port": contents[0]["port"], "horovod": contents[0]["horovod"]}
+        return meeting | {"places": [each["place"] for each in contents] if on_all else []}
 
 
 def _folder() -> str:

@@ -23,7 +23,7 @@ from ...errors import ClusterClosedError, StageError
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import EndStaging, ForgetStaging, PrepareStaging, RankControlRequest, StagingState
 from ...protocol.states import RankState
-from ...protocol.time_limits import STAGING_LOOK_SECONDS
+from ...protocol.time_limits import STAGING_POLL_SECONDS
 from .source_process import Sender
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class Staging:
         if name is not None:
             check_names([name])
         where = source if isinstance(source, str) and is_address(source) else _absolute(source)
-        launch, everybody = self._session.ready("all")
-        first = _first_of_each_node(launch, everybody)
+        launch, ranks = self._session.ready("all")
+        first = _first_of_each_node(launch, ranks)
         try:
             order, chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to))
             with ExitStack() as stack:
@@ -171,13 +171,13 @@ class Staging:
                     listener=_Watch(launch, order, on_progress),
                     origin=replace(origin or Origin(), is_cell=False),
                 )
-                staged = _result(where, launch, everybody, run, order[0], sender)
+                staged = _result(where, launch, ranks, run, order[0], sender)
         except BaseException:  # also after an interrupt, no port stays open on a node
             _let_go(launch, first)
             raise
         if name is not None:
             for path in dict.fromkeys(staged.paths.values()):
-                push(launch, [rank for rank in everybody if staged.paths[rank] == path], {name: path})
+                push(launch, [rank for rank in ranks if staged.paths[rank] == path], {name: path})
         return staged
 
 
@@ -189,7 +189,7 @@ class _Watch:
     ) -> None:
         self._launch, self._ranks, self._on_progress = launch, ranks, on_progress
         self._asked: dict[int, Future[Message]] = {}
-        self._told: dict[int, Message] = {}
+        self._states: dict[int, Message] = {}
         self._began = time.monotonic()
         self._due = self._began
 
@@ -204,18 +204,18 @@ class _Watch:
         now = time.monotonic()
         if self._on_progress is None or now < self._due or run.done:
             return
-        self._due = now + STAGING_LOOK_SECONDS
+        self._due = now + STAGING_POLL_SECONDS
         for rank in self._ranks:
             future = self._asked.get(rank)
             if future is not None and not future.done():
                 continue
             if future is not None and future.exception() is None:
-                self._told[rank] = future.result()["content"]
+                self._states[rank] = future.result()["content"]
             self._asked[rank] = self._ask(rank, StagingState())
-        told = [each for each in self._told.values() if each.get("phase")]
-        if told:
-            behind = max(told, key=lambda each: each["total_bytes"] - each["done_bytes"])
-            total = max(each["total_bytes"] for each in told)
+        states = [each for each in self._states.values() if each.get("phase")]
+        if states:
+            behind = max(states, key=lambda each: each["total_bytes"] - each["done_bytes"])
+            total = max(each["total_bytes"] for each in states)
             left = behind["total_bytes"] - behind["done_bytes"]
             seconds = now - self._began
             nodes = len(self._ranks)
@@ -285,7 +285,7 @@ def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
 
 
 def _result(
-    where: str, launch: Launch, everybody: Sequence[int], run: CellRun, first: int, sender: Sender | None
+    where: str, launch: Launch, ranks: Sequence[int], run: CellRun, first: int, sender: Sender | None
 ) -> Staged:
     """Combine the nodes' reports.
 
@@ -304,7 +304,7 @@ def _result(
             "from there"
         )
     by_node = {launch.table[report["rank"]].info.node_rank: report for report in reports}
-    paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in everybody}
+    paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in ranks}
     return Staged(
         name=Path(reports[0]["path"]).name,
         paths=paths,
@@ -315,11 +315,11 @@ def _result(
         seconds=max(run.durations_s.values()),
         nodes=len(reports),
         shared={report["host"]: report["shares_with"] for report in reports if report["shares_with"]},
-        read_on=launch.table[first].info.host if sender is None else _words_of(sender),
+        read_on=launch.table[first].info.host if sender is None else _sender_text(sender),
     )
 
 
-def _words_of(sender: Sender) -> str:
+def _sender_text(sender: Sender) -> str:
     """Describe the machine that has read the source, if it is none of the nodes."""
     way = f", and sent through ssh to {sender.via}" if sender.via else ""
     return f"{sender.host}, the notebook's machine{way}"

@@ -108,24 +108,24 @@ class Telemetry:
                 figures.vitals = _without_cell(figures.vitals)
                 self.changes += 1
 
-    def _take_loop(self, rank: int, told: LoopProgress) -> None:
+    def _take_loop(self, rank: int, progress: LoopProgress) -> None:
         with self._lock:
             figures = self._ranks.get(rank)
-            if figures is None or told.cell == self._ended.get(rank):
+            if figures is None or progress.cell == self._ended.get(rank):
                 return
             before = figures.vitals
-            if before.cell != told.cell:  # the cell began after the latest figures
+            if before.cell != progress.cell:  # the cell began after the latest figures
                 before = replace(
                     _without_cell(before),
                     state=RankActivity.RUNNING if before.state == RankActivity.IDLE else before.state,
                 )
             figures.vitals = replace(
                 before,
-                cell=told.cell,
-                execution_count=told.execution_count,
-                done=told.done,
-                total=told.total,
-                left_s=told.left_s,
+                cell=progress.cell,
+                execution_count=progress.execution_count,
+                done=progress.done,
+                total=progress.total,
+                left_s=progress.left_s,
             )
             self.changes += 1
 
@@ -159,7 +159,7 @@ class Telemetry:
         """The nodes that report, in the order of their ranks, without nodes that stopped reporting."""
         since = time.monotonic() - SILENT_SAMPLES * self._sample_s - 1.0
         with self._lock:
-            nodes = sorted(self._nodes.values(), key=lambda told: told[2])
+            nodes = sorted(self._nodes.values(), key=lambda entry: entry[2])
         return tuple(node for node, arrived, _ in nodes if arrived > since)
 
     def state(self, rank: int, known: RankState) -> tuple[RankState | RankActivity, str]:
@@ -177,14 +177,14 @@ class Telemetry:
             known = RankState.ENDED
         if known in (RankState.ENDED, RankState.DEAD) or figures is None or not self._sample_s:
             return known, known.value
-        unheard_s = time.monotonic() - figures.arrived
-        if unheard_s > SILENT_SAMPLES * self._sample_s + 1.0:
-            return RankActivity.NOT_RESPONDING, f"not heard of for {unheard_s:.0f} s"
-        told = figures.vitals
-        if told.state == RankActivity.NOT_RESPONDING:
-            return RankActivity.NOT_RESPONDING, f"not responding for {told.silent_s:.0f} s"
-        if told.state == RankActivity.STOPPED:
+        age_s = time.monotonic() - figures.arrived
+        if age_s > SILENT_SAMPLES * self._sample_s + 1.0:
+            return RankActivity.NOT_RESPONDING, f"no report for {age_s:.0f} s"
+        vitals = figures.vitals
+        if vitals.state == RankActivity.NOT_RESPONDING:
+            return RankActivity.NOT_RESPONDING, f"not responding for {vitals.silent_s:.0f} s"
+        if vitals.state == RankActivity.STOPPED:
             return RankActivity.NOT_RESPONDING, "stopped"
-        if known is RankState.RUNNING and told.state == RankActivity.IN_COLLECTIVE:
-            return RankActivity.IN_COLLECTIVE, f"in {told.call} for {told.waits_s:.0f} s"
+        if known is RankState.RUNNING and vitals.state == RankActivity.IN_COLLECTIVE:
+            return RankActivity.IN_COLLECTIVE, f"in {vitals.call} for {vitals.waits_s:.0f} s"
         return known, known.value

@@ -110,7 +110,7 @@ def obtain(
         The total number of ranks, if the user has set it.
     folders
         The cluster's folders; the nodes must see them too.
-    tell
+    report
         Called with one line about the queue each time it changes.
     taken
         Receives the callback that ends a job, as soon as there is one.

@@ -91,7 +91,7 @@ class CellMagics(ClusterUsingMagics):
         cluster = self.clusters.require(args)
         lines = cluster.interrupt_and_wait(args.ranks)
         if any(run.done for run, _ in self.clusters.waiting.get(cluster.name, [])):
-            lines.append("%dist_wait shows what came of it")
+            lines.append("%dist_wait shows the result")
         print("\n".join(lines))  # noqa: T201
 
     @documented
@@ -99,7 +99,7 @@ class CellMagics(ClusterUsingMagics):
     def dist_where(self, line: str) -> None:
         """Show what each rank is doing now: the collective in which it waits, and the line.
 
-        A kernel that waits for a cell answers afterwards: use it with ``--noblock``, or look at the side panel.
+        A kernel that waits for a cell answers afterwards: use it with ``--noblock``, or see the side panel.
         """
         print("\n".join(self.clusters.require(parse("dist_where", line)).where()))  # noqa: T201
 

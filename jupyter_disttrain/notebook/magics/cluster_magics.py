@@ -47,7 +47,7 @@ class ClusterMagics(ClusterUsingMagics):
                 n=settings.num_ranks or None if args.num_ranks is None else args.num_ranks,
                 launcher=launcher,
                 slurm=slurm_of(args, launcher, args.unknown),
-                tell=line_shown.wait,
+                report=line_shown.wait,
                 on_start=line_shown.show,
                 backend=args.backend or settings.backend,
                 gpus=parse_gpus(args.gpus),

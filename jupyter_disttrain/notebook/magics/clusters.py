@@ -50,7 +50,7 @@ class Clusters:
         self._last = ""  # the name of the cluster that was used last
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
         settings.observe(self._change_clusters, names=list(_CHANGEABLE))
-        settings.observe(self._say_when, names=list(_FIXED))
+        settings.observe(self._warn_if_fixed, names=list(_FIXED))
 
     def close(self) -> None:
         """Shut down every cluster and stop showing them."""
@@ -76,7 +76,7 @@ class Clusters:
         for cluster in self._running:
             cluster.change(**{_CHANGEABLE[change.name]: change.new})
 
-    def _say_when(self, change: Bunch) -> None:
+    def _warn_if_fixed(self, change: Bunch) -> None:
         if self._running:
             names = ", ".join(repr(cluster.name) for cluster in self._running)
             print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201
@@ -110,7 +110,7 @@ class Clusters:
                 f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
             )
         if cluster is None:
-            kept = "".join(f"; {words}" for words in kept_text())
+            kept = "".join(f"; {text}" for text in kept_text())
             raise UsageError(f"no cluster is running; start one with %dist_init, e.g. %dist_init -n 2{kept}")
         self._last = name
         if cluster.closed:
@@ -144,13 +144,13 @@ class Clusters:
     def finish_saves(self, cluster: Cluster) -> None:
         """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
         try:
-            told = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
+            message = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
         except DisttrainError as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            told = str(error)
-        if told:
-            sys.stderr.write(f"{told}\n")
+            message = str(error)
+        if message:
+            sys.stderr.write(f"{message}\n")
 
     # Cells
 
@@ -173,7 +173,7 @@ class Clusters:
         """Have %dist_wait show the cell's output."""
         self.waiting.setdefault(cluster.name, []).append((run, out))
         ranks = label_ranks(run.ranks)
-        print(f"running on {ranks}; %dist_status tells how far, %dist_wait shows what came of it")  # noqa: T201
+        print(f"running on {ranks}; %dist_status shows how far they are, %dist_wait shows the result")  # noqa: T201
 
     def keep_values(self, run: CellRun, out: str | None) -> None:
         """Keep a cell's values, if they were requested."""

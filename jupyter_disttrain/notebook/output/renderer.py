@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Replied, Said
+from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
 from ...protocol.ranks import label_ranks, short_label
 from .comms import WidgetBars
 from .rows import TAIL_ROWS, Row, Section
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...client.cells.cell_run import CellRun
     from ...client.cells.events import Event
     from .displays import Sink
-    from .rows import Hidden
+    from .rows import ElidedRows
 
 # Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
 # quieter than the text.
@@ -140,7 +140,7 @@ class Screen:
         """Show output after the end in the same cell output; if that is gone, label the output for the next cell."""
         gone = self._sink.where_it_was()
         if gone:
-            if not isinstance(event, Said):
+            if not isinstance(event, Printed):
                 return event
             return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
         with self._lock:
@@ -181,8 +181,8 @@ class Screen:
     def _take_output(self, event: Event) -> None:
         self._changed = True
         transcript = self._transcript
-        if isinstance(event, Said):
-            transcript.say(event.rank, event.stream, event.text)
+        if isinstance(event, Printed):
+            transcript.add_text(event.rank, event.stream, event.text)
         elif isinstance(event, Displayed):
             transcript.show(event.rank, event.data, event.metadata, event.display_id, event.kind)
         elif isinstance(event, Cleared):
@@ -199,7 +199,7 @@ class Screen:
         record = event.record
         self._notes.append(
             f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
-            "what it says is still shown here; free the disk, then %dist_reset"
+            "its output is still shown here; free the disk, then %dist_reset"
         )
 
     def _note_failure(self, rank: int, run: CellRun) -> None:
@@ -381,7 +381,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
 
 
-def _merge_tails(hidden: Hidden) -> list[Row]:
+def _merge_tails(hidden: ElidedRows) -> list[Row]:
     """Return the last lines of all ranks, merged."""
     merged = Transcript(len(hidden.tails) * TAIL_ROWS, 1 << 40)
     each = max(1, TAIL_ROWS // len(hidden.tails))

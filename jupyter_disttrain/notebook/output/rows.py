@@ -78,7 +78,7 @@ class Section:
 
 
 @dataclass(slots=True)
-class Hidden:
+class ElidedRows:
     """Output beyond the bound."""
 
     lines: int = 0
@@ -117,7 +117,7 @@ def insert_row(rows: list[Row], row: Row) -> None:
         insort(rows, row, key=row_key)
 
 
-class Alike:
+class RowsByContent:
     """Rows by content; rows of equal content are in order."""
 
     def __init__(self) -> None:

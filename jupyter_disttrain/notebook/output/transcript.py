@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from .merge import merge
-from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, Alike, Hidden, Row, Section, alone, insert_row, row_key
+from .rows import SECTION_ROWS, SLOW_SECTION_ROWS, ElidedRows, Row, RowsByContent, Section, alone, insert_row, row_key
 from .similarity import like_display, like_result
 from .terminal import Writer
 
@@ -37,14 +37,14 @@ class Transcript:
 
     def __init__(self, max_lines: int, max_bytes: int) -> None:
         self.sections: list[Section] = []
-        self.hidden = Hidden()
+        self.hidden = ElidedRows()
         self._max_lines = self._left_lines = max_lines
         self._left_bytes = max_bytes
         self._is_full = False
         self._count = 0
         self._common: dict[int, tuple[float, ...]] = {}  # by rank: key of the last row that it can't move past
         self._private: dict[int, list[Row]] = {}  # by rank: the rows after it that no other rank printed
-        self._alike = Alike()
+        self._by_content = RowsByContent()
         self._writers: dict[tuple[int, str], Writer] = {}
         self._displays: dict[tuple[int, str], Row] = {}
         self.of_earlier_cells: dict[tuple[int, str], tuple[dict[str, Any], dict[str, Any]]] = {}  # updates
@@ -52,7 +52,7 @@ class Transcript:
 
     # Output of ranks
 
-    def say(self, rank: int, stream: str, text: str) -> None:
+    def add_text(self, rank: int, stream: str, text: str) -> None:
         """Add text of one rank."""
         self._clear_if_due(rank)
         writer = self._writers.get((rank, stream))
@@ -192,7 +192,7 @@ class Transcript:
             if display is not None:
                 self.sections.append(display)
                 text = None
-        self._alike, self._common, self._private, self._displays = Alike(), {}, {}, {}
+        self._by_content, self._common, self._private, self._displays = RowsByContent(), {}, {}, {}
 
     # Rows
 
@@ -229,10 +229,10 @@ class Transcript:
 
     def _find(self, rank: int, like: Any) -> Row | None:
         """Return the first row of this content that the rank can join."""
-        if like not in self._alike:
+        if like not in self._by_content:
             return None
         private = self._private.get(rank)
-        for row in self._alike.after(self._common.get(rank, ()), like):
+        for row in self._by_content.after(self._common.get(rank, ()), like):
             if rank in row.ranks:
                 continue
             if not private or row.key > private[-1].key or len(row.section.rows) < 2 * SECTION_ROWS:
@@ -394,7 +394,7 @@ class Transcript:
         """Change a complete line; other ranks that share it keep the old text."""
         row.section.dirty = True
         if row.ranks == {rank}:
-            self._alike.remove(row)
+            self._by_content.remove(row)
             row.open = True
             self.retype(row, text)
             return row
@@ -417,7 +417,7 @@ class Transcript:
         """Let other ranks join a row."""
         row.like = like
         if like is not None:
-            self._alike.add(row)
+            self._by_content.add(row)
 
     def _remove(self, row: Row) -> None:
         if row.stream == "label":
@@ -438,7 +438,7 @@ class Transcript:
         section.dirty = True
         if section.is_empty:
             self.sections.remove(section)
-        self._alike.remove(row)
+        self._by_content.remove(row)
 
 
 class _Paper:

@@ -37,7 +37,7 @@ def plots(cluster: Cluster) -> list[str]:
     return [_plot(found) for found in cluster.metrics.gather_last(MOST_PLOTS)]
 
 
-def still(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
+def render_static(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[str]) -> str:
     """Return the picture as HTML, with plots that were drawn before."""
     seen = time.strftime("%H:%M:%S")
     parts = [f"<b>{html.escape(cluster.name)}</b> <small>as of {seen}</small>", _table(snapshot["ranks"])]
@@ -98,7 +98,7 @@ def _plot(found: Gathered) -> str:
     for at, line in enumerate(lines):
         rank = 0 if is_band else found.ranks[at]
         points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
-        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_look(rank)} stroke-width="1.75"/>')
+        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_style(rank)} stroke-width="1.75"/>')
     bottom = HEIGHT - BOTTOM
     drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in _gaps(found)]
     texts = (
@@ -116,7 +116,7 @@ def _plot(found: Gathered) -> str:
     )
 
 
-def _look(rank: int) -> str:
+def _style(rank: int) -> str:
     """Return a rank's colour and dash."""
     dash = DASHES[(rank + rank // len(COLOURS)) % len(DASHES)]
     return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'

@@ -36,9 +36,9 @@ def started_text(cluster: Cluster) -> str:
     ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_report.seconds:.1f} s")
     troubles: dict[str, list[int]] = {}
     for entry in cluster.table:
-        for words in entry.troubles:
-            troubles.setdefault(words, []).append(entry.info.rank)
-    failed = [f"{label_ranks(ranks)}, in your IPython profile: {words}" for words, ranks in troubles.items()]
+        for text in entry.troubles:
+            troubles.setdefault(text, []).append(entry.info.rank)
+    failed = [f"{label_ranks(ranks)}, in your IPython profile: {text}" for text, ranks in troubles.items()]
     return "\n".join(filter(None, [*failed, ready, cluster.start_report.note_of_devices]))
 
 
@@ -48,7 +48,7 @@ def attached_text(cluster: Cluster) -> str:
     for run in cluster.missed:
         began = time.strftime("%H:%M:%S", time.localtime(run.started_s))
         state = "has ended" if run.done else f"still runs on {label_ranks(run.running_now)}"
-        lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; what it said:")
+        lines.append(f"the cell that was sent at {began} to {label_ranks(run.ranks)} {state}; its output:")
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ MOST_METRICS = 8  # metrics in a status text
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
     if not cluster.table:
-        return f"{cluster.name}: its ranks are being started anew"
+        return f"{cluster.name}: its ranks are being started again"
     figures = cluster.telemetry.ranks
     rows: list[tuple[str, ...]] = [HEAD]
     rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]
@@ -106,7 +106,7 @@ def status_text(cluster: Cluster) -> str:
     nodes = [_node(node) for node in cluster.telemetry.nodes]
     busy = {entry.info.rank for entry in cluster.table if entry.state == RankState.RUNNING}
     remarks = cluster.telemetry.remarks
-    said = [words for words in (remarks.of_progress(busy), *remarks.of_running(busy)) if words]
+    remark_lines = [text for text in (remarks.of_progress(busy), *remarks.of_running(busy)) if text]
     return "\n".join(
         [
             title,
@@ -115,7 +115,7 @@ def status_text(cluster: Cluster) -> str:
             *_warning(cluster),
             *_align(rows),
             *nodes,
-            *(f"  {words}" for words in said + _metrics(cluster)),
+            *(f"  {text}" for text in remark_lines + _metrics(cluster)),
         ]
     )
 
@@ -145,10 +145,10 @@ def _warning(cluster: Cluster) -> list[str]:
 
 def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tuple[str, ...]:
     info = entry.info
-    told = figures.vitals if figures else None
+    vitals = figures.vitals if figures else None
     rates = figures.rates() if figures else None
-    gpu = (told.gpu if told else None) or {}
-    line = told.line if told and entry.state == RankState.RUNNING else None
+    gpu = (vitals.gpu if vitals else None) or {}
+    line = vitals.line if vitals and entry.state == RankState.RUNNING else None
     return (
         str(info.rank),
         cluster.telemetry.state(info.rank, entry.state)[1],
@@ -162,8 +162,8 @@ def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tup
         str(info.local_rank),
         info.device,
         str(info.pid),
-        "-" if told is None else f"{told.cpu_percent:.0f} %",
-        "-" if told is None else f"{told.memory_bytes / MIB:.0f} MiB",
+        "-" if vitals is None else f"{vitals.cpu_percent:.0f} %",
+        "-" if vitals is None else f"{vitals.memory_bytes / MIB:.0f} MiB",
         f"{gpu['percent']} %" if "percent" in gpu else "-",
         f"{gpu['memory_used_bytes'] / GIB:.1f} of {gpu['memory_total_bytes'] / GIB:.0f} GiB"
         if "memory_used_bytes" in gpu
@@ -177,18 +177,18 @@ def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tup
 
 
 def _node(node: NodeVitals) -> str:
-    words = [
+    parts = [
         f"{node.cores} cores {node.cpu_percent:.0f} % busy, load {node.load:.1f}",
         f"memory {node.memory_used_bytes / GIB:.1f} of {node.memory_total_bytes / GIB:.0f} GiB",
         f"disk {node.disk_free_bytes / GIB:.0f} GiB free",
         f"network {_rate(node.received_bytes_per_s)} in, {_rate(node.sent_bytes_per_s)} out",
     ]
     if node.infiniband_received_bytes_per_s or node.infiniband_sent_bytes_per_s:
-        words.append(
+        parts.append(
             f"InfiniBand {_rate(node.infiniband_received_bytes_per_s)} in, "
             f"{_rate(node.infiniband_sent_bytes_per_s)} out"
         )
-    return f"  {node.host}: {' · '.join(words)}"
+    return f"  {node.host}: {' · '.join(parts)}"
 
 
 def _rate(bytes_per_s: float) -> str:

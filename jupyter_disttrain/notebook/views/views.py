@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display, update_display
 
-from .static_html import plots, still
+from .static_html import plots, render_static
 from .status_text import status_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ class _Shown:
         cluster = self.widget.cluster
         if cluster.telemetry.has_metrics and cluster.metrics.arrived != self.plots[0]:
             self.plots = cluster.metrics.arrived, plots(cluster)
-        return {"text/plain": status_text(cluster), "text/html": still(cluster, self.widget.state, self.plots[1])}
+        return {
+            "text/plain": status_text(cluster),
+            "text/html": render_static(cluster, self.widget.state, self.plots[1]),
+        }
 
 
 class Views:
@@ -80,7 +83,7 @@ class Views:
         for shown in self._shown.values():
             if not shown.widget.cluster.table:
                 continue  # its ranks are being restarted
-            shown.widget.tell_state()
+            shown.widget.update_state()
             update_display(shown.draw(), raw=True, display_id=shown.picture)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.cluster = cluster
         super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
         self._mark = 0
-        self._told_until: dict[int, float] = {}
+        self._sent_until: dict[int, float] = {}
         self._repeats_at: float | None = time.monotonic()  # the page may not be loaded; None: it has sent a request
         self._repeat_s = REPEAT_SECONDS
         self._sending = threading.Lock()
@@ -63,8 +63,8 @@ class ClusterWidget(anywidget.AnyWidget):
             return
         if content.get("ask") == "history":
             with self._sending:
-                self._mark, self._told_until, self._repeats_at = 0, {}, None
-            self.tell()
+                self._mark, self._sent_until, self._repeats_at = 0, {}, None
+            self.send_new()
             return
         try:
             reply = self._answer(content)
@@ -91,18 +91,18 @@ class ClusterWidget(anywidget.AnyWidget):
         path = Path(self.cluster.log_folder) / f"rank{rank}.log"
         return require_here(path, rank, self.cluster.config.job_file)
 
-    def tell(self) -> None:
+    def send_new(self) -> None:
         """Send new data."""
         with self._sending:
             if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
-                self._mark, self._told_until = 0, {}
+                self._mark, self._sent_until = 0, {}
                 self._repeats_at = time.monotonic() + self._repeat_s
                 self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
-            devices = device_history(self.cluster.telemetry, self._told_until)
+            devices = device_history(self.cluster.telemetry, self._sent_until)
             content: dict[str, Any] = {}
             buffers = []
             if devices:
-                self._told_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
+                self._sent_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
                 content["devices"] = {str(rank): points for rank, points in devices.items()}
             if self.cluster.telemetry.has_metrics:
                 self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
@@ -112,7 +112,7 @@ class ClusterWidget(anywidget.AnyWidget):
             if content:
                 self.send(content, buffers)
 
-    def tell_state(self) -> None:
+    def update_state(self) -> None:
         """Send the state, if it has changed."""
         found = snapshot(self.cluster)
         if found and found != self.state:
@@ -121,7 +121,7 @@ class ClusterWidget(anywidget.AnyWidget):
     def end(self) -> None:
         """Mark the cluster as ended; called once."""
         if not self.ended:
-            self.ended = "has ended; this is how it was last"
+            self.ended = "has ended; this is its last state"
 
 
 def _follow(reference: weakref.ref[ClusterWidget]) -> None:
@@ -136,13 +136,13 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
             widget.end()
             return
         try:
-            widget.tell()
+            widget.send_new()
             now, found = time.monotonic(), widget.cluster.telemetry.changes
             if now >= (next_state if found == changes else next_change):
                 changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
-                widget.tell_state()
+                widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
-            log.exception("the widget of a cluster could not tell")
+            log.exception("the widget of a cluster could not send its data")
         pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS
         del widget
         time.sleep(pause)

@@ -153,7 +153,7 @@ def test_full_disk_affects_only_the_log(full_disk: Path) -> None:
         (note,) = [line for line in outcome.lines if "can't write its log" in line]
         assert re.fullmatch(
             rf"rank 1 on \S+ can't write its log {full_disk}/\S+/rank1\.log: No space left on device; "
-            r"what it says is still shown here; free the disk, then %dist_reset",
+            r"its output is still shown here; free the disk, then %dist_reset",
             note,
         )
         assert run(notebook, "print('on', rank)").check().lines[:2] == ["rank 0 │ on 0", "rank 1 │ on 1"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain import CellRun
-from jupyter_disttrain.client.cells.events import Said
+from jupyter_disttrain.client.cells.events import Printed
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.notebook_driver import plain
@@ -209,7 +209,7 @@ class EndDuringOutput:
         self.seen: list[str] = []
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
-        self.seen += [event.text for event in events if isinstance(event, Said)]
+        self.seen += [event.text for event in events if isinstance(event, Printed)]
         if run.state.done:
             assert self.arrives.wait(30)
 
@@ -217,14 +217,14 @@ class EndDuringOutput:
         assert run.ended_s
 
     def on_late(self, event: Event) -> None:
-        self.seen += [event.text] if isinstance(event, Said) else []
+        self.seen += [event.text] if isinstance(event, Printed) else []
 
 
 def test_text_delivered_while_the_cell_ends_is_shown(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, has_ended, note = EndDuringOutput(), threading.Event(), CellRun._note
 
     def note_slowly(run: CellRun, event: Event) -> None:
-        if run.listener is ends and isinstance(event, Said):
+        if run.listener is ends and isinstance(event, Printed):
             ends.arrives.set()
             has_ended.wait(1)  # the end may also wait for this
         note(run, event)

@@ -242,7 +242,8 @@ def test_mpiexec_that_is_not_executable(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && echo Open MPI\nexit 0")
     assert refuse_start() == (
-        "before the ranks were up, mpiexec exited with code 0 (it said nothing); jupyter disttrain doctor may tell why"
+        "before the ranks were up, mpiexec exited with code 0 (it printed nothing); "
+        "jupyter disttrain doctor may show why"
     )
 
 
@@ -257,7 +258,7 @@ def test_mpiexec_that_never_exits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && exec echo Open MPI\nexec sleep 1000")
     assert refuse_start(start_timeout_s=2.5) == (
         "0 of 2 ranks came up within 2.5 s; give more with --start-timeout, or see what mpiexec did "
-        "(it said nothing); jupyter disttrain doctor may tell why"
+        "(it printed nothing); jupyter disttrain doctor may show why"
     )
 
 

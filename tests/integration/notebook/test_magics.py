@@ -137,7 +137,7 @@ def test_braces_and_dollars_are_passed_as_user_code(notebook: Notebook) -> None:
 
 def test_cell_without_waiting_returns_its_outcome_later(notebook: Notebook) -> None:
     output = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
-    assert output == "running on ranks 0-1; %dist_status tells how far, %dist_wait shows what came of it"
+    assert output == "running on ranks 0-1; %dist_status shows how far they are, %dist_wait shows the result"
     outcome = notebook.run("%dist_wait").check()
     assert sorted(outcome.lines) == ["rank 0 │ 0", "rank 0 │ behind 0", "rank 1 │ 1", "rank 1 │ behind 1"]
     assert notebook.run("squares").check().text == "{0: 0, 1: 1}"
@@ -164,7 +164,7 @@ def test_ranks_that_run_behind_refuse_another_cell(notebook: Notebook) -> None:
     assert notebook.run("%dist_interrupt -r 0").check().text == "rank 0 runs no cell"
     assert wait_until(lambda: "line 3" in notebook.run("%dist_where").check().text)
     assert re.fullmatch(
-        r"rank 1 has ended cell \d+\n%dist_wait shows what came of it", notebook.run("%dist_interrupt").check().text
+        r"rank 1 has ended cell \d+\n%dist_wait shows the result", notebook.run("%dist_interrupt").check().text
     )
     assert notebook.run("%dist_wait").error == f"RankFailure: rank 1 ({HOST}), line 3: KeyboardInterrupt"
 

@@ -188,7 +188,7 @@ def test_group_is_formed_again_although_the_old_one_cannot_be_shut_down_and_no_w
     device.run(BAD_SHUTDOWN)
     failure = interrupted(device, "gpu.all_reduce(4); gpu.item()", {0, 1, 2})
     assert is_intact(device, pids)
-    assert not [note for note in failure.notes if "formed anew" in note]
+    assert not [note for note in failure.notes if "formed again" in note]
     reported = device.run(ABORTED_PROOF).results
     assert reported == dict.fromkeys(range(3), "a rank has died while the group was formed")
 

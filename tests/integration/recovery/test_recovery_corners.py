@@ -93,7 +93,7 @@ def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: d
     )
     error = interrupted(three, "if rank: dist.barrier()\nelse:\n    while True: pass", {1, 2})
     (note,) = [note for note in error.notes if "can't be formed" in note]
-    assert note.startswith("the process group can't be formed anew: rank 1 on ")
+    assert note.startswith("the process group can't be formed again: rank 1 on ")
     assert "Too many open files" in note
     assert is_intact(three, pids)
 

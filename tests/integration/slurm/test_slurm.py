@@ -78,7 +78,7 @@ CANCELLATIONS = {
 @pytest.mark.parametrize("how", CANCELLATIONS)
 def test_cancelled_job_ends_the_cell_with_one_message(batch: Slurm, how: str) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
-    with Cluster(launcher="slurm", slurm=options, backend="none", name="ends", tell=lambda _words: None) as cluster:
+    with Cluster(launcher="slurm", slurm=options, backend="none", name="ends", report=lambda _words: None) as cluster:
         run = cluster.run("import time; time.sleep(300)", block=False)
         cancel_job(batch, cluster.job.split()[1], how)
         with pytest.raises(ClusterClosedError) as caught:
@@ -112,7 +112,7 @@ def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]
 
 def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slurm, lab: Lab) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
-    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+    with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
         before = cluster.run("import os, socket; kept = rank; (os.getpid(), socket.gethostname())").results
         with pytest.raises(Exception, match="RankDied"):
             cluster.run("os.kill(os.getpid(), 9)", ranks=1)

@@ -31,7 +31,7 @@ def test_new_job_starts_from_within_any_allocation(batch: Slurm, monkeypatch: py
     for name, value in {**around, "SLURM_GPUS": "8", "SLURM_CLUSTERS": "other"}.items():
         monkeypatch.setenv(name, value)
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun", new_job=True)
-    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+    with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
         job_ids = cluster.run("import os; os.environ['SLURM_JOB_ID']").results
         assert job not in job_ids.values()
         with pytest.raises(Exception, match="RankDied"):
@@ -72,7 +72,7 @@ def silent(slurm: Slurm) -> Iterator[None]:
 
 def test_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slurm) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
-    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+    with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
         with silent(batch):
             run = cluster.run("import os; os.kill(os.getpid(), 9)", ranks=1, block=False)
             with pytest.raises(Exception, match="RankDied"):
@@ -91,7 +91,7 @@ def test_given_options_override_user_defaults_and_others_are_kept(
     for name, value in defaults.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
     options = SlurmOptions(partition="all", more=("--mem=200", "--comment=a\\b 'c' #d"), start="srun")
-    with Cluster(launcher="slurm", slurm=options, backend="none", tell=lambda _words: None) as cluster:
+    with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
         number = cluster.job.split()[1]
         text = batch.run("scontrol", "show", "job", "-o", number)
         for option in (

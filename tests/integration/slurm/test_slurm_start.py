@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WAITS = """
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions
-Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=lambda words: print(words, flush=True))
+Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), report=lambda text: print(text, flush=True))
 """
 
 
@@ -42,7 +42,7 @@ def test_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(StartInterruptedError, match="nothing of it is left"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), tell=report)
+        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), report=report)
     assert "is pending: position 2 in partition all" in messages[-1]
     number = messages[-1].split()[1]
     text = batch.run("scontrol", "show", "job", "-o", number)
@@ -56,7 +56,7 @@ def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(
     there, messages = folders(), list[str]()
     interrupt_start(monkeypatch)
     with pytest.raises(StartInterruptedError, match="nothing of it is left"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=messages.append)
+        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), report=messages.append)
     number = messages[-1].split()[1]
     assert "JobState=CANCELLED" in batch.run("scontrol", "show", "job", "-o", number)
     assert folders() == there
@@ -88,7 +88,7 @@ def test_unusable_node_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> 
     lab.run("node2", f"mount -t tmpfs nothing {runtime}")  # as if it were not part of a shared file system
     try:
         with pytest.raises(LaunchError, match=rf"node2: .*{runtime}") as caught:
-            Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), tell=messages.append)
+            Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), report=messages.append)
     finally:
         lab.run("node2", f"umount {runtime}")
     assert "node1: " not in str(caught.value)

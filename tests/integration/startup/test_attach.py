@@ -123,15 +123,15 @@ while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
 
 def test_reply_received_only_by_the_dead_notebook_is_reported_as_lost(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    ledger = light._session.launch.folders.ledger
+    cell_log = light._session.launch.folders.cell_log
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
     run = light.run(waits, 0, block=False)
-    without_reply = ledger.read_text()
+    without_reply = cell_log.read_text()
     stop.touch()
     run.wait()
     light.run("'later'")
     light.detach()
-    ledger.write_text(without_reply)
+    cell_log.write_text(without_reply)
     with Cluster.attach("light") as again:
         (lost,) = again.missed
         with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
@@ -155,16 +155,16 @@ def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) ->
 
 
 def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> None:
-    ledger, stop = light._session.launch.folders.ledger, tmp_path / "stop"
+    cell_log, stop = light._session.launch.folders.cell_log, tmp_path / "stop"
     run = light.run(COUNT.format(path=str(stop)), 0, block=False)
-    without_reply = ledger.read_text()
+    without_reply = cell_log.read_text()
     stop.touch()
     run.wait()
     light.detach()
-    ledger.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
+    cell_log.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
     with Cluster.attach("light") as again:
         (lost,) = again.missed
-        with pytest.raises(RankFailure, match=r"ReplyLost: the cell was lost on its way here .* run it again"):
+        with pytest.raises(RankFailure, match=r"ReplyLost: the cell did not arrive here before .* run it again"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
@@ -265,7 +265,7 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
         (run,) = again.missed
         assert run.wait().stdout[0].endswith("the end\n")
         log = again._session.launch.folders.rank_log(0)
-        assert run.stderr[0] == f"... what it said before is in {log}\n"
+        assert run.stderr[0] == f"... its earlier output is in {log}\n"
 
 
 @pytest.mark.usefixtures("light")

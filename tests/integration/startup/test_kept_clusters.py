@@ -67,7 +67,7 @@ def test_unused_cluster_ends_after_its_timeout() -> None:
     cluster = Cluster(n=1, launcher="local", backend="none", idle_timeout_s=1.0, name="unused")
     cluster.run("import time; time.sleep(2.5)")  # a running cell is use, however long it takes
     assert wait_until(lambda: cluster.closed)
-    with pytest.raises(ClusterClosedError, match="was ended, because nobody had used it for 1 s"):
+    with pytest.raises(ClusterClosedError, match="was ended, because it had not been used for 1 s"):
         cluster.run("1")
     assert wait_until(lambda: not cluster._session.launch.folders.profile.exists())
 
@@ -86,5 +86,5 @@ def test_status_warns_before_the_timeout(bare_notebook: Notebook) -> None:
     assert wait_until(lambda: "it ends in" in bare_notebook.run("%dist_status").text)
     bare_notebook.run("%%distributed\n1").check()
     assert "it ends in" not in bare_notebook.run("%dist_status").text
-    assert wait_until(lambda: "nobody had used it" in bare_notebook.run("%dist_status --name default").error)
+    assert wait_until(lambda: "it had not been used" in bare_notebook.run("%dist_status --name default").error)
     bare_notebook.run("%dist_init -n 1 --launcher local --backend none").check()

@@ -167,7 +167,7 @@ def test_death_of_the_controller_ends_the_cell_with_advice(plain: Cluster) -> No
             process.kill()
     text = (
         rf"the controller of cluster 'plain' on {HOST} was killed by SIGKILL: kill -9, or .*out-of-memory killer; "
-        "nobody can be reached without it, so all ranks end; %dist_reset starts them anew$"
+        "no rank can be reached without it, so all ranks end; %dist_reset starts them again$"
     )
     with pytest.raises(ClusterClosedError, match=text):
         run.wait()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_disttrain.client.cells.cell_state import CellState
-from jupyter_disttrain.client.cells.events import Died, Event, Replied, Said, Silent
+from jupyter_disttrain.client.cells.events import Died, Event, OutputEnded, Printed, Replied
 from jupyter_disttrain.client.cells.failure_merging import SHORT_TEXT, differing_part
 from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.errors import RankFailure
@@ -27,8 +27,8 @@ def replied(rank: int, *, quiet: bool = False, time_s: float = 1.0, **failure: o
     return Replied(rank=rank, time_s=time_s, content=content, buffers=[], quiet=quiet)
 
 
-def idle(rank: int) -> Silent:
-    return Silent(rank=rank, time_s=1.0)
+def idle(rank: int) -> OutputEnded:
+    return OutputEnded(rank=rank, time_s=1.0)
 
 
 def died(rank: int, stderr: str = "", **how: int | None) -> Died:
@@ -50,14 +50,14 @@ EVENTS = st.one_of(
     st.builds(replied, st.integers(0, RANKS - 1), quiet=st.booleans()),
     st.builds(lambda rank: replied(rank, ename="ValueError", evalue="bad"), st.integers(0, RANKS - 1)),
     st.builds(lambda rank: died(rank, exit_code=3), st.integers(0, RANKS - 1)),
-    st.builds(lambda rank: Said(rank=rank, time_s=1.0, stream="stdout", text="x"), st.integers(0, RANKS - 1)),
+    st.builds(lambda rank: Printed(rank=rank, time_s=1.0, stream="stdout", text="x"), st.integers(0, RANKS - 1)),
 )
 
 
 def has_ended(rank: int, events: Sequence[Event]) -> bool:
     """A death ends a rank; so does a reply after its last output, or together with the idle message."""
     own = [event for event in events if event.rank == rank]
-    is_silent = any(isinstance(event, Silent) for event in own)
+    is_silent = any(isinstance(event, OutputEnded) for event in own)
     return any(isinstance(event, Died) or (isinstance(event, Replied) and (event.quiet or is_silent)) for event in own)
 
 

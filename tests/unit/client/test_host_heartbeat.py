@@ -13,9 +13,9 @@ import pytest
 from jupyter_disttrain.client.cells.executor import Cells
 from jupyter_disttrain.client.recovery import host_heartbeat
 from jupyter_disttrain.client.recovery.collective_steps import Steps
-from jupyter_disttrain.client.recovery.spare_hosts import Moves
+from jupyter_disttrain.client.recovery.spare_hosts import SpareHosts
 from jupyter_disttrain.client.startup.rank_table import RankEntry
-from jupyter_disttrain.client.startup.registration import MISSED_LOOKS, as_message, untold_deaths
+from jupyter_disttrain.client.startup.registration import MISSED_CHECKS, as_message, unreported_deaths
 from jupyter_disttrain.client.transport.dispatch import MessageDispatcher
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
@@ -73,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
-    hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
+    hosts = host_heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
     for _ in range(1000):
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
@@ -84,7 +84,7 @@ def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
 def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
-    hosts = host_heartbeat.Reach(deaths.append, lambda _words: None)
+    hosts = host_heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
     began = clock[0]
     while not deaths:
         hosts.turn(cast("Link", link), table)
@@ -96,25 +96,25 @@ def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
 
 def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
     table = [entry(0, "node1", socket.gethostname())]
-    assert [list(untold_deaths(table)) for _ in range(MISSED_LOOKS)] == [[]] * MISSED_LOOKS
+    assert [list(unreported_deaths(table)) for _ in range(MISSED_CHECKS)] == [[]] * MISSED_CHECKS
 
 
 def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
     link, deaths, notes = FakeLink(), list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = host_heartbeat.Reach(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
+    hosts = host_heartbeat.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
     while len(deaths) < 2:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
     assert {death.cause.partition(":")[0] for death in deaths} == {"was killed by SIGKILL"}
     assert (hosts.lost_hosts, notes) == ([], [])
-    Moves(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), hosts).host_for("node1", table)
+    SpareHosts(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), hosts).host_for("node1", table)
 
 
 def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = host_heartbeat.Reach(lambda _death: None, notes.append)
+    hosts = host_heartbeat.HostHeartbeat(lambda _death: None, notes.append)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", FakeLink()), table)
         clock[0] += TURN
@@ -135,12 +135,12 @@ def test_advice_for_a_lost_host_depends_on_the_launcher(
     config: ClusterConfig, message: str, clock: list[float]
 ) -> None:
     link, table = FakeLink(), [entry(0, "node1", "node1")]
-    hosts = host_heartbeat.Reach(lambda _death: None, lambda _words: None)
+    hosts = host_heartbeat.HostHeartbeat(lambda _death: None, lambda _words: None)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
     with pytest.raises(HostLostError, match=rf"node1 is lost.*{message}"):
-        Moves(config, hosts).host_for("node1", table)
+        SpareHosts(config, hosts).host_for("node1", table)
 
 
 def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from jupyter_disttrain.client.transport.rank_watch import RankWatch, has_connection
-from jupyter_disttrain.protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNHEARD_SECONDS
+from jupyter_disttrain.protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNANSWERED_SECONDS
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_deregistered_rank_has_left_once_its_connections_are_closed(watch: RankW
 
 
 def test_killed_rank_has_left_although_the_hub_still_lists_it(watch: RankWatch) -> None:
-    assert not watch.are_gone(known=True, connected=False, now_s=100.0 + UNHEARD_SECONDS)
-    assert watch.are_gone(known=True, connected=False, now_s=100.1 + UNHEARD_SECONDS)
+    assert not watch.are_gone(known=True, connected=False, now_s=100.0 + UNANSWERED_SECONDS)
+    assert watch.are_gone(known=True, connected=False, now_s=100.1 + UNANSWERED_SECONDS)
 
 
 def test_stopped_rank_with_missed_heartbeats_is_present(watch: RankWatch) -> None:

@@ -32,7 +32,7 @@ class Session(RuleBasedStateMachine):
 
     def act(self) -> None:
         for action in self.state.actions(self.now):
-            if action.do is Do.LOOK:
+            if action.do is Do.INSPECT:
                 self.looking = True
             elif action.do is Do.RELEASE:
                 for rank in list(self.waiting):
@@ -108,7 +108,7 @@ class Session(RuleBasedStateMachine):
             self.looking = False
             for rank in self.state.running:
                 since = self.waiting.get(rank)
-                self.state.on_look(rank, self.now, None if since is None else self.now - since)
+                self.state.on_inspected(rank, self.now, None if since is None else self.now - since)
             self.act()
 
     @rule(rank=ranks, well=st.booleans())
@@ -163,10 +163,10 @@ def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
     for rank in range(2):
         state.on_sent(rank, 0.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
-    assert actions(state, 1.0) == [Do.LOOK]
-    state.on_look(0, 1.1, 0.9)
+    assert actions(state, 1.0) == [Do.INSPECT]
+    state.on_inspected(0, 1.1, 0.9)
     assert actions(state, 1.1) == []
-    state.on_look(0, 3.2, 3.0)
+    state.on_inspected(0, 3.2, 3.0)
     assert Do.RELEASE in actions(state, 3.2)
     state.on_reply(0, 3.3, failed=True, broken=True)
     assert actions(state, 3.3) == [Do.FORM]
@@ -181,7 +181,7 @@ def test_short_waits_do_not_cause_a_release() -> None:
         state.on_sent(rank, 0.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
     for second in range(2, 100):
-        state.on_look(0, float(second), 0.2)  # ranks 0 and 2 continue to train in their own group
+        state.on_inspected(0, float(second), 0.2)  # ranks 0 and 2 continue to train in their own group
         assert Do.RELEASE not in actions(state, float(second))
 
 
@@ -248,11 +248,11 @@ def test_stacks_seen_before_an_interrupt_are_collected_again() -> None:
     state = Recovery(2, Rules())
     for rank in range(2):
         state.on_sent(rank, 0.0)
-    state.on_look(0, 1.0, 0.001)
+    state.on_inspected(0, 1.0, 0.001)
     state.on_interrupt(2.0, forced=False)
-    state.on_look(0, 1.9, 0.001)  # a reply that was in transit
+    state.on_inspected(0, 1.9, 0.001)  # a reply that was in transit
     assert Do.RELEASE not in actions(state, 2.2)
-    state.on_look(0, 2.2, 0.2)
+    state.on_inspected(0, 2.2, 0.2)
     assert Do.RELEASE in actions(state, 2.3)
 
 
@@ -262,9 +262,9 @@ def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another() -> None
     for rank in (1, 2):
         state.on_sent(rank, 0.0, cell=2)
     state.on_reply(1, 1.0, failed=True, broken=False)
-    state.on_look(0, 5.0, 5.0)
+    state.on_inspected(0, 5.0, 5.0)
     assert Do.RELEASE not in actions(state, 5.0)
-    state.on_look(2, 5.0, 4.0)
+    state.on_inspected(2, 5.0, 4.0)
     assert Do.RELEASE in actions(state, 5.0)
 
 
@@ -287,8 +287,8 @@ def test_rank_stuck_in_mpi_is_killed_after_three_interrupts() -> None:
         if now < 2.0:
             state.on_interrupt(now, forced=now > 1.0)
         kills += [(now, action.rank) for action in state.actions(now) if action.do is Do.KILL]
-        state.on_look(1, now + 0.01, 0.1, in_mpi=True)
-        state.on_look(2, now + 0.01, 0.1)
+        state.on_inspected(1, now + 0.01, 0.1, in_mpi=True)
+        state.on_inspected(2, now + 0.01, 0.1)
     assert kills[:1] == [(3.1, 1)]
     assert {rank for _, rank in kills} == {1}
 
@@ -314,5 +314,5 @@ def test_ranks_not_seen_waiting_are_released_for_a_few_seconds_only() -> None:
     assert max(released) < 20.0
     state.on_interrupt(100.0, forced=False)
     assert Do.RELEASE in actions(state, 100.0)
-    state.on_look(0, 200.0, 0.0)  # it does wait
+    state.on_inspected(0, 200.0, 0.0)  # it does wait
     assert Do.RELEASE in actions(state, 200.0)

@@ -36,10 +36,10 @@ def test_presence_file_is_removed_only_by_its_own_host(
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: host)
         there.setattr(os, "getpid", lambda: 1 << 30)  # a host that does not exist
-        sign = cluster_file.Sign(tmp_path, "exp-1-abcdef")
+        presence_file = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
     assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in cluster_file.running()]
     signs = [path.name for path in cluster_file._folder().glob("exp-1-*")]
-    sign.remove()
+    presence_file.remove()
     assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.client.transport.ssh_tunnel import HOLD as HOLD_THERE
+from jupyter_disttrain.client.transport.ssh_tunnel import LEASE_SCRIPT as HOLD_THERE
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS

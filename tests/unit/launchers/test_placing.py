@@ -21,7 +21,7 @@ import pytest
 
 from jupyter_disttrain.client.startup import host_placement
 from jupyter_disttrain.client.startup.gpus import choose_backend
-from jupyter_disttrain.client.startup.rank_table import decide, tell_apart
+from jupyter_disttrain.client.startup.rank_table import decide, with_unique_hosts
 from jupyter_disttrain.client.transport.controller_process import any_ports
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
@@ -55,7 +55,9 @@ def hello(rank: int, launch_host: str, host: str = "localhost") -> RankHello:
 
 def test_machines_with_equal_names_in_a_job_are_two_nodes() -> None:
     hellos = [replace(hello(rank, "vm"), boot=boot) for rank, boot in enumerate("abab")]
-    nodes = tell_apart([*hellos, replace(hello(4, "other"), boot="a")])  # a container on the same machine as the first
+    nodes = with_unique_hosts(
+        [*hellos, replace(hello(4, "other"), boot="a")]
+    )  # a container on the same machine as the first
     assert [each.launch_host for each in nodes] == ["vm", "vm(2)", "vm", "vm(2)", "other"]
     infos = [info for info, _ in decide(nodes, "gloo", 0, ["vm", "vm(2)", "other"])]
     places = [(info.node_rank, info.local_rank, info.local_world_size) for info in infos]

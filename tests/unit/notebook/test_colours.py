@@ -6,7 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
-from jupyter_disttrain.notebook.views.static_html import COLOURS, DASHES, _look
+from jupyter_disttrain.notebook.views.static_html import COLOURS, DASHES, _style
 
 SOURCE = Path(__file__).parents[3] / "labextension" / "src" / "view" / "plots" / "colours.ts"
 BACKGROUNDS = ("#ffffff", "#212121", "#111111", "#1e1e1e")  # JupyterLab light and dark, VS Code dark
@@ -29,8 +29,8 @@ def test_each_line_contrasts_with_every_background() -> None:
 
 
 def test_64_ranks_are_distinct_and_neighbours_differ_by_dash() -> None:
-    assert len({_look(rank) for rank in range(64)}) == 64
-    dashes = [_look(rank).split("dasharray")[1] for rank in range(64)]
+    assert len({_style(rank) for rank in range(64)}) == 64
+    dashes = [_style(rank).split("dasharray")[1] for rank in range(64)]
     assert all(one != other for one, other in itertools.pairwise(dashes))
 
 

@@ -30,7 +30,7 @@ Chunk = tuple[int, str, str]  # rank, stream, text
 def transcript_of(chunks: Iterable[Chunk], max_lines: int = 10_000) -> Transcript:
     transcript = Transcript(max_lines, 1 << 30)
     for chunk in chunks:
-        transcript.say(*chunk)
+        transcript.add_text(*chunk)
     transcript.close()
     return transcript
 
@@ -162,7 +162,7 @@ def test_bars_are_in_rank_order_above_lines_printed_below_them(order: list[int])
     begun: set[int] = set()
     for rank in order:
         begun.add(rank)
-        transcript.say(rank, *left[rank].pop(0))
+        transcript.add_text(rank, *left[rank].pop(0))
         last = [min(row.ranks) for row in rows_of(transcript)[-len(begun) :]]
         if len(begun) == sum(7 - len(rest) for rest in left.values()):  # only bars
             assert last == sorted(begun)
@@ -189,7 +189,7 @@ def test_bar_is_an_unfinished_line_that_is_rewritten(pieces: list[str], *, has_b
     transcript = Transcript(1000, 1 << 30)
     for rank in range(2):  # in step: bars that both have finished are one line
         for piece in pieces:
-            transcript.say(rank, "stderr", piece)
+            transcript.add_text(rank, "stderr", piece)
     assert transcript.has_bar == has_bar
     transcript.close()
     assert not transcript.has_bar
@@ -214,7 +214,7 @@ def test_widget_is_a_bar_while_its_value_is_between_the_ends(state: object, *, h
 @given(st.permutations([rank for rank in range(4) for _ in range(3)]))
 def test_trailing_displays_are_in_rank_order_while_they_arrive(order: list[int]) -> None:
     transcript = Transcript(1000, 1 << 30)
-    transcript.say(0, "stdout", "before\n")
+    transcript.add_text(0, "stdout", "before\n")
     for place, rank in enumerate(order):
         count = order[:place].count(rank)
         transcript.show(rank, {"text/plain": f"{rank} {count}"}, {}, f"{rank} {count}", "display_data")
@@ -230,7 +230,7 @@ def test_trailing_displays_are_in_rank_order_while_they_arrive(order: list[int])
 
 def test_output_below_all_ranks_stays_below_a_display() -> None:
     transcript = Transcript(1000, 1 << 30)
-    transcript.say(0, "stdout", "before\n")
+    transcript.add_text(0, "stdout", "before\n")
     assert transcript.carrier(for_good=False) is transcript.sections[0]
     transcript.show(0, {"text/html": "figure"}, {}, None, "display_data")
     carrier = transcript.carrier(for_good=False)
@@ -266,7 +266,7 @@ def test_empty_display_has_no_label() -> None:
         transcript.show(rank, {"text/plain": "50 %"}, {}, f"bar {rank}", "display_data")
         transcript.show(rank, {"text/html": "<pre style=''>\n</pre>", "text/plain": "\n"}, {}, None, "display_data")
         transcript.show(rank, {"text/plain": ""}, {}, f"bar {rank}", "update_display_data")
-        transcript.say(rank, "stdout", "end\n")
+        transcript.add_text(rank, "stdout", "end\n")
     transcript.close()
     assert shown(transcript) == [((0, 1), "end")]
     assert len(transcript.sections) == 1
@@ -305,7 +305,7 @@ def test_any_mix_of_lines_displays_and_clears_is_accepted(mix: list[tuple[str, C
     transcript = Transcript(max_lines, 1 << 30)
     for what, argument in mix:
         if isinstance(argument, tuple):
-            transcript.say(*argument)
+            transcript.add_text(*argument)
         elif what in ("show", "update"):
             kind = "display_data" if what == "show" else "update_display_data"
             transcript.show(argument, {"image/png": "same"}, {}, "id" if what == "update" else None, kind)
@@ -340,7 +340,7 @@ def test_images_are_in_rank_order_whichever_rank_is_faster(output: list[Chunk]) 
     transcript = Transcript(1000, 1 << 30)
     for rank, what, text in output:
         if what == "say":
-            transcript.say(rank, "stdout", text)
+            transcript.add_text(rank, "stdout", text)
         else:
             transcript.show(rank, {"image/png": text}, {}, None, "display_data")
     transcript.close()
@@ -373,7 +373,7 @@ def test_cleared_lines_do_not_count_towards_the_limit() -> None:
     transcript = Transcript(10, 1000)
     for turn in range(100):
         transcript.clear(0, wait=True)
-        transcript.say(0, "stdout", f"turn {turn}\n" * 3)
+        transcript.add_text(0, "stdout", f"turn {turn}\n" * 3)
     assert shown(transcript) == [((0,), "turn 99")] * 3
     assert transcript.hidden.lines == 0
 
@@ -410,7 +410,7 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
     transcript = Transcript(1000, 1_000_000)
     for rank in [*order, *[0] * len(output), *[1] * len(output)]:
         if left[rank]:
-            transcript.say(rank, *left[rank].pop(0))
+            transcript.add_text(rank, *left[rank].pop(0))
     transcript.close()
     rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
     assert rows == [([0, 1], text.strip()) for _, text in output]

@@ -74,7 +74,9 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize("where", [(attach, "_hear"), (attach, "_read_metrics"), (attach, "let_begin")])
+@pytest.mark.parametrize(
+    "where", [(attach, "_wait_until_subscribed"), (attach, "_read_metrics"), (attach, "let_begin")]
+)
 def test_interrupted_join_or_leave_keeps_the_ranks_for_the_next_client(
     light: Cluster, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
@@ -125,7 +127,7 @@ def test_ranks_of_a_job_that_cannot_form_a_group_are_not_reported_as_restarted(
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none0'; dist.destroy_process_group()")
         with pytest.raises(
-            LaunchError, match=r"formed anew: rank 0 on .*none0.*; a new job has all ranks again"
+            LaunchError, match=r"formed again: rank 0 on .*none0.*; a new job has all ranks again"
         ) as failed:
             cluster.run("rank")
         assert "unset it before the job starts; " in str(failed.value)

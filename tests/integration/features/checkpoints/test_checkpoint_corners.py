@@ -169,7 +169,7 @@ def test_model_returned_by_a_cell_is_saved_under_its_variable_name(cluster: Clus
     cluster.checkpoints.save(tmp_path, ["optimizer"])
     about = json.loads((tmp_path / "000001" / "disttrain.json").read_text())
     assert about["names"] == {"optimizer": ["optimizer", "net"]}
-    with Cluster(n=2, launcher="local", name="anew") as anew:
-        anew.run(MAKE)
-        anew.checkpoints.load(tmp_path)
-        assert anew.run("len(optimizer.state)").results == {0: 2, 1: 2}
+    with Cluster(n=2, launcher="local", name="fresh") as fresh:
+        fresh.run(MAKE)
+        fresh.checkpoints.load(tmp_path)
+        assert fresh.run("len(optimizer.state)").results == {0: 2, 1: 2}

@@ -143,7 +143,7 @@ class Mine(Slots): pass""")
     lines = str(ranks.reloading.sync()).splitlines()
     assert lines[0] == "reloaded m on ranks 0-1"
     assert [line.partition(" (")[0] for line in lines[1:]] == ["objects of m.Slots", "objects of __main__.Mine"]
-    end = "on ranks 0-1 keep the old code; make them anew"
+    end = "on ranks 0-1 keep the old code; create them again"
     assert all("layout differs" in line and line.endswith(end) for line in lines[1:])
     assert_on_ranks(ranks, "slots.x == 5 and slots.name() == 'old'", "Slots().name() == 'new' and hasattr(Slots, 'y')")
     ranks.run("slots = Slots(); slots.y = 1; del Mine")

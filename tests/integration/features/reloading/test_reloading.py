@@ -111,7 +111,7 @@ def test_methods_with_super_and_classes_with_slots_may_be_added_and_removed(rank
         assert ranks.run("child.name(), kinds.Child().name()").results[1] == (text, text)
     (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
     assert re.search(
-        r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; make them anew$",
+        r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; create them again$",
         str(ranks.reloading.sync()),
         re.MULTILINE,
     )

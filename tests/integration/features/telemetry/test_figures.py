@@ -122,13 +122,13 @@ def test_view_is_drawn_once_per_cell_however_often_it_is_shown(bare_notebook: No
 
 
 def test_status_of_restarting_ranks_is_shown() -> None:
-    with Cluster(n=1, launcher="local", backend="none", name="anew") as cluster:
+    with Cluster(n=1, launcher="local", backend="none", name="resets") as cluster:
         reset = threading.Thread(target=cluster.reset)
         reset.start()
         assert wait_until(lambda: not cluster.table)
-        assert status_text(cluster) == "anew: its ranks are being started anew"
+        assert status_text(cluster) == "resets: its ranks are being started again"
         reset.join()
-        assert status_text(cluster).startswith("anew: rank 0 · local")
+        assert status_text(cluster).startswith("resets: rank 0 · local")
 
 
 def test_failed_sample_does_not_freeze_the_page(torchless: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_failed_sample_does_not_freeze_the_page(torchless: Cluster, monkeypatch:
 
     def fail(_cluster: Cluster) -> dict[str, Any]:
         samples.release()
-        raise AttributeError("as while ranks are started anew")
+        raise AttributeError("as while ranks are started again")
 
     shown = ClusterWidget(torchless)
     monkeypatch.setattr(widget, "snapshot", fail)

@@ -39,7 +39,7 @@ def quick(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 def vitals_of(cluster: Cluster, rank: int) -> RankVitals:
     figures = cluster.telemetry.ranks.get(rank)
-    return figures.vitals if figures else RankVitals(time_s=0, beat_s=0, state="not heard of")
+    return figures.vitals if figures else RankVitals(time_s=0, beat_s=0, state="no report")
 
 
 def state(cluster: Cluster, rank: int) -> str:
@@ -148,7 +148,7 @@ def test_silent_nanny_is_shown(quick: Cluster) -> None:
     nanny = quick.table[1].nanny_pid
     os.kill(nanny, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: state(quick, 1).startswith("not heard of for "))
+        assert wait_until(lambda: state(quick, 1).startswith("no report for "))
     finally:
         os.kill(nanny, signal.SIGCONT)
     assert wait_until(lambda: state(quick, 1) == "idle")
