@@ -21,7 +21,7 @@ def mine(x, group=dist.group.WORLD): return x
 class Settings: group = dist.group.WORLD
 pairs = [(1, (dist.group.WORLD,))]
 import gc; gc.freeze()"""
-HELD = """
+CHECK_HELD = """
 held = (default_of(mine), Settings.group, pairs[0][1][0])
 [each is dist.group.WORLD for each in held]"""
 OPEN_FILES = "import psutil; len(psutil.Process().net_connections())"
@@ -33,7 +33,7 @@ def test_references_held_by_cells_are_replaced(three: Cluster) -> None:
     for _ in range(3):
         with pytest.raises(RankFailure, match="on purpose"):
             three.run("if rank == 0: raise ValueError('on purpose')\ndist.barrier()")
-    assert three.run(HELD).results == {rank: [True, True, True] for rank in range(3)}
+    assert three.run(CHECK_HELD).results == {rank: [True, True, True] for rank in range(3)}
     assert three.run(OPEN_FILES).results == sockets
 
 
