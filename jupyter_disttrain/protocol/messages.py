@@ -88,7 +88,7 @@ class RankHello(Record):
     mpi: str | None  # the MPI library, None without MPI
     torch: str | None  # the version, None where torch is not used
     cuda_devices: int  # devices that torch would see
-    accelerator: str = ""  # what torch was built for: see ``framework_variables.accelerator_of``
+    accelerator: str = ""  # what torch was built for: see ``config.frameworks.accelerator_of``
     failure: str | None = None  # why this process can't be a rank
     launcher: str = ""  # what started it: see ``config``
     launch_host: str = ""  # the launcher's name of its host; empty where it sets none
@@ -296,7 +296,7 @@ class Acknowledged(Record):
 
 # Frequent messages of many ranks bypass the session, as three frames: the topic with the type, the engine, the bytes.
 FIGURES_TOPIC = b"figures."
-METRICS = "metrics"  # the type of ``samples.pack``'s bytes; those of the others are JSON
+METRICS = "metrics"  # the type of ``metric_blocks.pack``'s bytes; those of the others are JSON
 USED_TOPIC = b"used"  # topic of Used, for the controller
 
 

@@ -107,7 +107,7 @@ class Form(RankRequest):
 class Push(RankRequest):
     """Set variables; the values are the buffers, or on the shelf."""
 
-    shelf: dict[str, Any] | None  # see ``shelf.lend``
+    shelf: dict[str, Any] | None  # see ``shared_memory.lend``
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,11 @@ def test_every_link_has_a_target(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
+def test_link_that_shows_a_file_name_leads_to_that_file(page: Path) -> None:
+    for text, target in re.findall(r"\[`?([\w./-]+\.py)`?\]\(([^)\s]+)\)", page.read_text()):
+        assert target.endswith(text.rpartition("/")[2]), (text, target)
+
+
 def test_readme_links_every_page_of_docs() -> None:
     linked = set(_LINK.findall(PAGES[0].read_text()))
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _INCIDENTAL = re.compile(
     r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
 )
-PROGRAM_EXIT = "ProgramExit"  # raised for a program in a child process: see engine.programs
+PROGRAM_EXIT = "ProgramExit"  # raised for a program in a child process: see features.scripts.subprocess_run
 RANK_DIED = "RankDied"
 _WITH_OWN_TRACEBACK = {PROGRAM_EXIT, RANK_DIED}  # their last lines are all that is known of them
 _NUMBER = re.compile(r"\d+")

@@ -1,7 +1,7 @@
 """Check that other hosts can be reached, and report those that can't.
 
 Covers: carrying out the decisions of ``launchers.hosts.heartbeat``, on the link's thread.
-Does not cover: ranks on the notebook's own host, whose processes are visible (``registration.untold_deaths``).
+Does not cover: ranks on the notebook's own host, whose processes are visible (``registration.unreported_deaths``).
 """
 
 from __future__ import annotations

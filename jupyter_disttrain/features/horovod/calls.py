@@ -56,7 +56,7 @@ class HorovodCalls:
 
     @property
     def waiting(self) -> dict[str, Any] | None:
-        """What the main thread waits in, in the form of ``where.pending_collective``; None if it does not wait."""
+        """What the main thread waits in, as from ``flight_recorder.pending_collective``; None if it does not wait."""
         wait = self._wait
         if wait is None:
             return None

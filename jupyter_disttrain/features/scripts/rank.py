@@ -46,7 +46,7 @@ class Scripts:
         self._identity = identity
 
     def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
-        """Set rank 0's address, and the variables of other frameworks: see ``framework_variables``."""
+        """Set rank 0's address, and the variables of other frameworks: see ``config.frameworks``."""
         assert self._info is not None
         self._roles = roles
         variables = framework_environment(self._info.rank, places, roles) | {"MASTER_ADDR": address}

@@ -124,7 +124,7 @@ class Programs:
 
 
 def _wait_for_program(process: subprocess.Popen[bytes], longest_s: float | None = None) -> int:
-    """Wait for its exit; an interrupt ends this as if it were the user's code (``untimely``)."""
+    """Wait for its exit; an interrupt ends this as if it were the user's code (``rank.interrupts.deferral``)."""
     return process.wait(longest_s)
 
 

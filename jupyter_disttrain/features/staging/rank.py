@@ -133,6 +133,6 @@ def _run(node: PipelineNode, done: threading.Event) -> None:
 
 
 def wait_for_staging(done: threading.Event) -> None:
-    """Wait for the end; an interrupt ends this as if it were the user's code (``untimely``)."""
+    """Wait for the end; an interrupt ends this as if it were the user's code (``rank.interrupts.deferral``)."""
     while not done.wait(1.0):
         pass

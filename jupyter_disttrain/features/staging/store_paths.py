@@ -31,7 +31,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     Parameters
     ----------
     source, to, host
-        See :class:`stage_store.Store`.
+        See :class:`features.staging.store.Store`.
 
     Raises
     ------

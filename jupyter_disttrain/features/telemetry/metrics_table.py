@@ -110,7 +110,7 @@ class MetricsTable:
             self.dropped += samples.dropped
 
     def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
-        """Add samples with the same names, (samples, 2 + names): see ``samples.Block``."""
+        """Add samples with the same names, (samples, 2 + names): see ``metric_blocks.Block``."""
         numbers = self._numbers_of.get(names)
         if numbers is None:
             if len(self._numbers_of) >= MOST_SETS:

@@ -66,7 +66,7 @@ def choose_network(
     Parameters
     ----------
     client_addresses
-        This machine's, from ``host_report.own_addresses``.
+        This machine's, from ``report.own_addresses``.
     reports
         Reports of the hosts; those that did not answer are left out.
     interface

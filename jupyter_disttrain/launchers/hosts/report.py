@@ -151,7 +151,7 @@ def own_addresses() -> tuple[Address, ...]:
 
 
 def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostReport:
-    """Parse the reply of ``host_probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
+    """Parse the reply of ``probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
     known = dict(answer)
     ssh = known.pop("ssh")
     known["addresses"] = tuple(Address(**each) for each in known["addresses"])

@@ -58,7 +58,7 @@ class NotebookSink:
 
 
 class TerminalSink:
-    """IPython in a terminal, where printed text can't be changed; cells print by ``terminal_screen`` there."""
+    """IPython in a terminal, where printed text can't be changed; cells print by ``terminal_renderer`` there."""
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
         """Do nothing: the text is printed at the end."""

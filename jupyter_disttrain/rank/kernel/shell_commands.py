@@ -61,7 +61,7 @@ def run_command(command: str) -> int:
 
 
 def _wait_for_command(process: subprocess.Popen[bytes], reader: int) -> None:
-    """Write the command's output until it exits; an interrupt raises here as in the user's code (``untimely``)."""
+    """Write the command's output until it exits; an interrupt raises here (``rank.interrupts.deferral``)."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     output = select.poll()  # select() fails for descriptors above 1023, and a cell may have opened that many
     output.register(reader, select.POLLIN)

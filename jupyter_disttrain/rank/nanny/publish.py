@@ -39,7 +39,7 @@ class SideChannel:
         self._send(record.msg_type, self._session.pack(record.to_content()))
 
     def publish_metrics(self, data: bytes) -> None:
-        """Publish metrics that the rank logged, packed by ``samples.pack``."""
+        """Publish metrics that the rank logged, packed by ``metric_blocks.pack``."""
         self._send(METRICS, data)
 
     def _send(self, msg_type: str, data: bytes) -> None:

@@ -3,7 +3,7 @@
  *
  * Covers: the tabs of an output area, hiding figures of other ranks, labels
  * beside figures, folding long output.
- * Does not cover: merging, which the kernel does (notebook/transcript.py), which
+ * Does not cover: merging, which the kernel does (notebook/output/transcript.py), which
  * lines are a rank's (rankLines).
  *
  * The text is the one that every other front end shows; data in the same output

@@ -1,7 +1,7 @@
 /**
  * Types of the data that the kernel and the server send.
  *
- * Covers: clusters, ranks and nodes as cluster/snapshot.py makes them, metrics,
+ * Covers: clusters, ranks and nodes as features/telemetry/snapshot.py makes them, metrics,
  * device histories, logs.
  * Does not cover: validation of messages (messages).
  */

@@ -118,7 +118,7 @@ def test_group_destroyed_by_the_user_is_freed(three: Cluster, pids: dict[int, in
     count = "len(os.listdir('/proc/self/task'))"
     before = three.run(count).results
     three.run("for _ in range(3):\n    pg = dist.new_group([0, 1, 2])\n    dist.destroy_process_group(pg)\n    del pg")
-    assert wait_until(lambda: three.run(count).results == before)  # it is kept for a second: engine.ended_groups
+    assert wait_until(lambda: three.run(count).results == before)  # it is kept for a second: process_group.destroyed
     assert is_intact(three, pids)
 
 

@@ -9,7 +9,7 @@
 /**
  * After Wong 2011, distinguishable with most forms of colour blindness. Each has
  * a contrast of 3:1 on white and on JupyterLab's dark background.
- * notebook/still.py has the same colours.
+ * notebook/views/static_html.py has the same colours.
  */
 const RANK_COLOURS = [
   '#0072b2',
