@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ LOWEST_PORT = 10_000  # ports below are those of services
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 USUAL_EPHEMERAL = (32768, 60999)
 MISSED_BEATS = 20
+RANK_ENDED = signal.SIGUSR1  # sent to a job's controller once rank 0 has ended, registered or not
 
 
 def controller_arguments(

@@ -37,6 +37,10 @@ class Job:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> str:
         return self._log.read_text()
 

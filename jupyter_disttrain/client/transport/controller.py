@@ -38,6 +38,7 @@ from traitlets import Bool, Float, Integer, Unicode, observe
 
 from ...launchers.folders import remove_folder
 from ...protocol.connection_file import remove_own
+from ...protocol.controller_args import RANK_ENDED
 from ...protocol.messages import USED_TOPIC
 from ...protocol.time_limits import OWNER_SECONDS, RANK_CHECK_MS
 from .rank_watch import RankWatch, has_connection
@@ -95,6 +96,7 @@ class DisttrainController(IPController):
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
             self._ranks = RankWatch()
+            signal.signal(RANK_ENDED, lambda *_: self._ranks.note_end(time.monotonic()))
             self._rank_check = PeriodicCallback(self._check_ranks, RANK_CHECK_MS)
             self.loop.add_callback(self._rank_check.start)
         if self.idle_timeout:

@@ -29,6 +29,11 @@ class RankWatch:
         self._had_ranks = False
         self._known_s = self._connected_s = 0.0  # times of the last positive observation
 
+    def note_end(self, now_s: float) -> None:
+        """Note that a rank has ended, which may not have registered; see :meth:`are_gone` for ``now_s``."""
+        self._had_ranks = True
+        self._known_s = self._connected_s = now_s
+
     def are_gone(self, *, known: bool, connected: bool, now_s: float) -> bool:
         """Return whether all ranks have left.
 

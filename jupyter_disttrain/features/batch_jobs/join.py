@@ -29,7 +29,7 @@ from ...config.frameworks import PCI_ORDER
 from ...errors import LaunchError, UsageError
 from ...private_files import check_private, read_own
 from ...protocol.connection_file import JobFile, JobTrace, check_beside, package_version, remove_own
-from ...protocol.controller_args import choose_ports, controller_arguments
+from ...protocol.controller_args import RANK_ENDED, choose_ports, controller_arguments
 from ...protocol.environment import (
     CLIENT,
     CONNECTION_FILE,
@@ -83,6 +83,7 @@ class ControllerGuard:
         os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
         nannies.clear()  # before the pid can be reused: pass_on must not signal another process
         os.waitpid(nanny, 0)
+        self._controller.send_signal(RANK_ENDED)  # else it would wait for a rank that ended before it registered
         self._controller.wait()
         # The controller does this itself, unless it was killed, e.g. by the OOM killer.
         remove_own(self._path, self._job_file.cluster_id)

@@ -79,7 +79,7 @@ def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebo
     log = Path(notebook.run("print(cluster.log_folder)").check().text) / "rank1.log"
 
     def interrupt_arrived(count: int) -> bool:
-        return f"heard {count}\n" in log.read_text().rpartition("heard 0\n")[2]
+        return f"heard {count}\n" in log.read_text(errors="replace").rpartition("heard 0\n")[2]
 
     assert wait_until(lambda: interrupt_arrived(6))
     requests = notebook.client.execute("%dist_interrupt", allow_stdin=False)

@@ -63,6 +63,19 @@ def test_job_keeps_a_file_that_now_belongs_to_another(file: Path, jobs: list[Job
     assert file.read_text() == others
 
 
+def test_job_that_is_cancelled_before_its_rank_has_registered_ends(file: Path, jobs: list[Job]) -> None:
+    first = start_process(jobs, file, 0, 2)
+    profile = Path(first.wait_for_file(file)["profile"])
+    job = psutil.Process(first.pid)
+
+    def is_nanny(process: psutil.Process) -> bool:
+        return "jupyter_disttrain.rank" in process.cmdline() and bool(process.children())
+
+    assert wait_until(lambda: any(is_nanny(each) for each in job.children()))
+    first.terminate()  # and waits for its end
+    assert wait_until(lambda: not file.exists() and not profile.exists())
+
+
 def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Job]) -> None:
     first = start_process(jobs, file, 0, 1)
     content = first.wait_for_file(file)
