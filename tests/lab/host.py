@@ -73,8 +73,7 @@ class Host:
     def start(self) -> None:
         """Start to boot; ``wait`` until it answers."""
         namespace, link = self.place.namespace(self.number), self.place.link(self.number)
-        # A restarted host keeps its hardware address, so that no neighbour has a stale one.
-        mac = f"02:77:00:00:{self.place.lab_id:02x}:{self.number:02x}"
+        mac = self.place.hardware_address(self.number)
         command("ip", "netns", "add", namespace)
         peer = ("peer", "name", "eth0", "address", mac, "netns", namespace)
         command("ip", "link", "add", link, "type", "veth", *peer)

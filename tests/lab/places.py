@@ -61,6 +61,10 @@ class Place:
     def address(self, number: int) -> str:
         return f"10.77.{self.lab_id}.{10 + number}"
 
+    def hardware_address(self, number: int) -> str:
+        """The MAC address of a host, or of the head (0), also after a restart: no neighbour has a stale one."""
+        return f"02:77:00:00:{self.lab_id:02x}:{number:02x}"
+
     def namespace(self, number: int) -> str:
         return f"dt{self.lab_id}n{number}"
 
@@ -108,7 +112,8 @@ def claim() -> Place:
             # A bridge without a folder belongs to another program.
             if place.folder.exists() or Path("/sys/class/net", place.bridge).exists():
                 continue
-            command("ip", "link", "add", place.bridge, "type", "bridge")
+            # Without an address of its own a bridge takes that of a cable, another one whenever a host is killed.
+            command("ip", "link", "add", place.bridge, "address", place.hardware_address(0), "type", "bridge")
             place.folder.mkdir()
             (place.folder / "owner").write_text(json.dumps([os.getpid(), _began_ticks(os.getpid())]))
             claimed.append(place)

@@ -79,6 +79,17 @@ def test_killed_host_closes_no_connection_and_comes_back_empty(breakable: Lab) -
     assert breakable.run(host, "ls /dev/shm") == ""
 
 
+def test_a_host_reaches_the_head_at_once_after_any_other_was_killed(breakable: Lab) -> None:
+    hosts = breakable.hosts
+    with socket.create_server((breakable.head_address, 0)) as server:
+        knock = f"timeout 3 bash -c 'exec 3<>/dev/tcp/{breakable.head_address}/{server.getsockname()[1]}'; echo $?"
+        for killed, other in zip(hosts, hosts[1:] + hosts[:1], strict=True):
+            assert breakable.run(other, knock).strip() == "0", "it knows the hardware address of the head"
+            breakable.kill(killed)
+            assert breakable.run(other, knock).strip() == "0", "and that is still right"
+            breakable.revive(killed)
+
+
 def test_closed_port_drops_packets_and_full_disk_takes_nothing(breakable: Lab) -> None:
     first, second, *_ = breakable.hosts
     with socket.create_server((breakable.head_address, 0)) as server:
