@@ -1,7 +1,7 @@
 """Provide the ranks that the checks of ``jupyter disttrain gpu-check`` share.
 
 Covers: starting them, invariants after each check, waiting for events.
-Does not cover: the checks (``gpu_checks``).
+Does not cover: the checks (``gpu_check_cases``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check sessions on the GPUs of this machine (``jupyter disttrain gpu-check``).
 
 Covers: the number of ranks, running the checks one after another, the table of results.
-Does not cover: the checks (``gpu_checks``).
+Does not cover: the checks (``gpu_check_cases``).
 
 With one GPU several ranks share it over NCCL: NCCL_HOSTID makes each a host of its own, so that NCCL communicates
 through sockets, as it does between hosts. ``--device cpu`` runs the checks that need no GPU on the CPU with Gloo: this
@@ -22,7 +22,7 @@ from ..client.startup.gpus import visible_gpus
 from ..config.frameworks import HOST_ID
 from . import probe
 from .gpu_bench import Bench, NeedsGpuError
-from .gpu_checks import CHECKS
+from .gpu_check_cases import CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

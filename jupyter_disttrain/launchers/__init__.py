@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .local import LocalRanks
 from .mpi import MPIRanks
-from .slurm_nodes import AllocationRanks, JobRanks, StepRank
+from .slurm.launcher import AllocationRanks, JobRanks, StepRank
 from .ssh import SSHRanks
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Covers: the part of the notebook's variables that they receive, as an environment and as the beginning of a command.
 Does not cover: the user's defaults for sbatch (``launchers.slurm.job``), the variables of ranks
-(``launchers.environment``).
+(``launchers.rank_environment``).
 
 In a job, or in a step of one, nearly every option of srun is set as a variable: with SLURM_GPUS=8 of ``salloc -G8``
 each step on one node requests 8 GPUs there. The set of variables differs between versions, so all are removed except

@@ -1,7 +1,7 @@
 """Start ranks as plain processes of this machine, without MPI.
 
 Covers: the process that forks all ranks, base classes for launchers of one local process.
-Does not cover: the environment of the ranks (``launchers.environment``).
+Does not cover: the environment of the ranks (``launchers.rank_environment``).
 """
 
 from __future__ import annotations

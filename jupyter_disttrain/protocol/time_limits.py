@@ -47,7 +47,7 @@ RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, befor
 # client.recovery.hang_detection
 HANG_PATIENCE_SECONDS = 1.0  # for a rank to report its stack; its control thread may wait for the GIL
 
-# launchers.hosts.heartbeat
+# launchers.hosts.heartbeat_state
 LOST_SECONDS = 5.6  # without a reply from a host, before it counts as lost
 HOST_WATCH_LATE_SECONDS = 2.0  # by which the last replies of hosts that are cut off together may differ
 ASK_SECONDS = 0.5  # between two requests to a host that replies; a silent one gets a request at each turn
@@ -85,7 +85,7 @@ PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting
 BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
 KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
-# launchers.environment
+# launchers.rank_environment
 LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
 
 # features.telemetry.rank_figures
@@ -97,7 +97,7 @@ UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
 RANK_WATCH_SILENT_SECONDS = 600.0
 
-# client.recovery.host_heartbeat
+# client.recovery.heartbeat
 # Since a nanny was seen to have ended, before that counts as its rank's death: its last message may come.
 GONE_SECONDS = 3.5
 FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any more: a lost host never replies
@@ -268,7 +268,7 @@ PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, 
 # features.telemetry.rank.progress
 SHOW_SECONDS = 0.02  # between two writes of a loop's progress: a bar may be drawn in every step
 
-# rank.startup.rank_exit
+# rank.rank_exit
 # For atexit functions, threads and files at the end of a rank; less than KILL_GRACE_SECONDS.
 RANK_EXIT_END_SECONDS = 2.0
 THREADS_SECONDS = 1.5  # of these, for threads that may never end
@@ -329,7 +329,7 @@ CLUSTERS_POLL_SECONDS = 1.0  # between two checks for clusters that have started
 HANDLERS_STATE_SECONDS = 0.5  # between two checks of the clusters' states
 HANDLERS_METRIC_SECONDS = 0.2  # between two messages with metrics
 
-# server.live
+# server.live_cluster
 LIVE_RECEIVE_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
 ACKNOWLEDGE_SECONDS = 0.5  # for its acknowledgement
 LIVE_NANNY_SECONDS = 1.0  # for a nanny to pass that request on
@@ -346,7 +346,7 @@ CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
 # doctor.gpu_bench
 GPU_BENCH_LIMIT_SECONDS = 60.0  # for any event of gpu-check
 
-# doctor.gpu_checks
+# doctor.gpu_check_cases
 FREED_SECONDS = 20.0  # after the grace period, for waiting ranks to be released
 LONE_SECONDS = 25.0  # for a rank that forms a group alone to be released or replaced
 GPU_CHECKS_FORM_SECONDS = 45.0  # for the group to be formed after a death during that

@@ -1,7 +1,7 @@
 """Serve this user's clusters, live, to the side panel (the Jupyter Server extension).
 
 Covers: the entry point of the extension.
-Does not cover: HTTP (``handlers``), following clusters (``clusters``, ``live``).
+Does not cover: HTTP (``handlers``), following clusters (``clusters``, ``live_cluster``).
 
 Nothing here imports ``notebook``, and nothing is unpickled: ranks publish JSON.
 """

@@ -1,7 +1,7 @@
 """Follow this user's clusters on this host.
 
 Covers: finding running clusters, following each, closing those that have ended.
-Does not cover: one cluster (``live``), HTTP (``handlers``).
+Does not cover: one cluster (``live_cluster``), HTTP (``handlers``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..client.registry import cluster_file
 from ..client.registry.cluster_file import starting, unreadable
 from ..errors import UsageError
 from ..protocol.time_limits import CLUSTERS_POLL_SECONDS
-from .live import LiveCluster
+from .live_cluster import LiveCluster
 
 if TYPE_CHECKING:
     from logging import Logger

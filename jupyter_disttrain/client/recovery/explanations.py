@@ -1,7 +1,7 @@
 """Format messages on ranks that can't be reached or replaced any more.
 
 Covers: ranks that the notebook started, ranks of a job, ranks behind a tunnel; the remedies.
-Does not cover: detecting the loss (``client.transport.link``, ``host_heartbeat``), what follows from it
+Does not cover: detecting the loss (``client.transport.link``, ``heartbeat``), what follows from it
 (``client.transport.dispatch``, ``supervisor``).
 """
 

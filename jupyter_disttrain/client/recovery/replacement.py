@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import IrreplaceableError, LaunchError
-from ...launchers.slurm.state import UNKNOWN
+from ...launchers.slurm.job_state import UNKNOWN
 from ...protocol.states import RankState
 from ...protocol.time_limits import RESPAWN_SECONDS
 from ..startup.rank_table import RankEntry
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..startup.cluster_state import ClusterState
     from ..startup.rank_assignment import RankAssignment
     from ..startup.registration import Registration
-    from .host_heartbeat import HostHeartbeat
+    from .heartbeat import HostHeartbeat
 
 MOST_LOAD = 3.0  # load per core up to which the time limit grows
 REMEDY = "%dist_reset begins a new job"

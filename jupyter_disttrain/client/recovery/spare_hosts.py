@@ -1,7 +1,7 @@
 """Choose the host on which the ranks of a host start again.
 
 Covers: their own host, a spare if that is lost, the user's options where there is none.
-Does not cover: detecting that a host is lost (``host_heartbeat``), starting processes (``client.startup.processes``).
+Does not cover: detecting that a host is lost (``heartbeat``), starting processes (``client.startup.processes``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...config.cluster import ClusterConfig
     from ..startup.rank_table import RankEntry
-    from .host_heartbeat import HostHeartbeat
+    from .heartbeat import HostHeartbeat
 
 GO_ON = "the others go on, with -r"
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ...config.hosts import HostSlots, split_command
 from ...errors import UsageError
-from ...launchers.environment import forwarded
 from ...launchers.hosts.report import HostRequirements
 from ...launchers.mpi import mpiexec_over_hosts
 from ...launchers.placement import Placement
+from ...launchers.rank_environment import forwarded
 from .gpus import check_hosts, shown_gpus
 
 if TYPE_CHECKING:

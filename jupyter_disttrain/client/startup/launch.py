@@ -28,7 +28,7 @@ from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...sigint import deferred_interrupts, raise_interrupted
 from ..cells.history import Journal
 from ..recovery.explanations import stuck_remedy, why_lost
-from ..recovery.host_heartbeat import HostHeartbeat
+from ..recovery.heartbeat import HostHeartbeat
 from ..recovery.replacement import RankReplacer
 from ..registry.cluster_file import Lease, PresenceFile
 from ..transport.link import Link, Message

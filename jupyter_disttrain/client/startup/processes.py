@@ -24,8 +24,8 @@ from traitlets.config import Config
 from ...config.hosts import split_command
 from ...errors import LaunchError
 from ...launchers import LAUNCHERS
-from ...launchers.environment import forwarded, rank_environment, use_report_s
 from ...launchers.local import RANK_COMMAND, WELL_ENDED
+from ...launchers.rank_environment import forwarded, rank_environment, use_report_s
 from ...launchers.ssh import EARLY, rank_command
 from ...protocol.environment import LAUNCHER
 from ...protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_CHECK_SECONDS, PROCESSES_POLL_SECONDS

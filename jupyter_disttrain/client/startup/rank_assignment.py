@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
-from ...launchers.environment import library_defaults, session_environment
+from ...launchers.rank_environment import library_defaults, session_environment
 from ...protocol.requests import Form, Identify, OpenStore
 from ...protocol.states import RankState
 from .gpus import choose_backend, note_of_devices, usable_gpus

@@ -18,7 +18,7 @@ from ...launchers.hosts.report import HostRequirements
 from ...launchers.mpi import mpiexec_over_hosts
 from ...launchers.slurm.allocated_nodes import obtain, step_command
 from ...launchers.slurm.commands import find
-from ...launchers.slurm.state import UNKNOWN
+from ...launchers.slurm.job_state import UNKNOWN
 from ...launchers.slurm.texts import over_text
 from ...protocol.time_limits import JOB_PLACEMENT_ANSWER_SECONDS
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...launchers.folders import Folders
     from ...launchers.placement import Placement
     from ...launchers.slurm.allocated_nodes import AllocatedNodes
-    from ...launchers.slurm.state import JobState
+    from ...launchers.slurm.job_state import JobState
 
 
 def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:

@@ -1,7 +1,7 @@
 """Start ranks as a job of PBS or LSF, which a notebook attaches to.
 
 Covers: the scripts, with options of a site; submitting and ending them, by ipyparallel's launchers.
-Does not cover: the queue (see qstat and bjobs), attaching (``client.attach``), Slurm (``launchers.slurm_nodes``).
+Does not cover: the queue (see qstat and bjobs), attaching (``client.attach``), Slurm (``launchers.slurm.launcher``).
 
 Unlike for a job of Slurm, %dist_init does not wait for such a job: its ranks write a file once they run, and
 ``%dist_attach FILE`` joins them. See docs/slurm.md.

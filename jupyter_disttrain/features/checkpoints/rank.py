@@ -2,7 +2,7 @@
 
 Covers: models and optimizers through ``torch.distributed.checkpoint``, also on another number of ranks; loading the
 same version on all ranks.
-Does not cover: other values (``state``), versions (``versions``), writing in the background
+Does not cover: other values (``local_state``), versions (``versions``), writing in the background
 (``background``).
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .background import Beside, reason_of
+from .local_state import has_state_dict, read_value, set_random_states, write_values
 from .reader import check_version, reader_of
-from .state import has_state_dict, read_value, set_random_states, write_values
 from .versions import ABOUT, CheckpointError, begin, disk_error, finish, latest, size_of, sync
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Covers: refusing another user's checkpoint with an error that names the option to load it all the same; a reader for
 ``torch.distributed.checkpoint`` that checks each file it opens.
-Does not cover: where a checkpoint is (``versions``), what is in it (``rank``, ``state``).
+Does not cover: where a checkpoint is (``versions``), what is in it (``rank``, ``local_state``).
 """
 
 from __future__ import annotations

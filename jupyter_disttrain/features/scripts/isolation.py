@@ -28,9 +28,9 @@ from multiprocessing import context, forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...rank.crash_reports import enable_reports
 from ...rank.interrupts.deferral import INSTALLED, STANDARD_LIBRARY
 from ...rank.output.streams import flush_all
-from ...rank.startup.crash_reports import enable_reports
 from .library_states import libraries_as_imported
 from .modules import Modules
 from .torch_state import as_in_a_new_process

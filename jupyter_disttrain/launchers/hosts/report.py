@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..environment import forwarded
+from ..rank_environment import forwarded
 from . import probe
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Obtain nodes for a cluster from Slurm.
 
 Covers: using those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
-Does not cover: starting ranks on them (``launchers.slurm``).
+Does not cover: starting ranks on them (``launcher``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ...config.slurm import SlurmOptions
     from ..folders import Folders
-    from .state import JobState
+    from .job_state import JobState
 
 START_FILE = "start_ranks.sh"  # in a folder that is removed with the cluster
 LOG = "slurm-%j.log"  # in the folder of logs, which are kept

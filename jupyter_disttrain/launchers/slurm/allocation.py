@@ -1,7 +1,7 @@
 """Use the Slurm allocation that the notebook runs in, if any: by salloc, or as a job.
 
 Covers: finding it, its resources, whether a request fits, the variables for steps in it.
-Does not cover: starting ranks in it (``launchers.slurm``).
+Does not cover: starting ranks in it (``launcher``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from ...errors import LaunchError, UsageError
 from ...protocol.ranks import counted
 from .job import SlurmJob
-from .state import UNKNOWN
+from .job_state import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...config.slurm import SlurmOptions
-    from .state import JobState
+    from .job_state import JobState
 
 _CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 # Variables of the job itself, which srun does not read and programs on its nodes may.

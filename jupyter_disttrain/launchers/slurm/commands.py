@@ -1,7 +1,7 @@
 """Run Slurm's commands.
 
 Covers: running one, with times as numbers; the error when one fails.
-Does not cover: parsing their output (``state``, ``queue``).
+Does not cover: parsing their output (``job_state``, ``queue``).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ...errors import LaunchError
 from ...protocol.time_limits import CANCEL_SECONDS, COMMANDS_STATE_SECONDS, FIRST_POLL_SECONDS, SLOWEST_POLL_SECONDS
 from ..batch_environment import slurm_environment
 from .commands import Answer, SilentError, ask
+from .job_state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
 from .queue import ask_position
-from .state import GONE, UNKNOWN, JobState, from_sacct, from_scontrol
 from .texts import over_text
 
 if TYPE_CHECKING:

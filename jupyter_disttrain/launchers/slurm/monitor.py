@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .job import SlurmJob
-    from .state import JobState
+    from .job_state import JobState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ...protocol.time_limits import COMMANDS_STATE_SECONDS
 from .commands import ask
 
 if TYPE_CHECKING:
-    from .state import JobState
+    from .job_state import JobState
 
 HELD = {"JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"}  # reasons for which a job is not queued
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .state import JobState
+    from .job_state import JobState
 
 DAY = 24 * 3600.0
 NO_LOG = 53  # Slurm's "signal" for a job whose output could not be opened

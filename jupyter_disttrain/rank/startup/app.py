@@ -51,6 +51,7 @@ from ...protocol.environment import (
 from ...protocol.messages import RankHello, encrypt, is_ipv6
 from ...protocol.time_limits import FINALIZE_SECONDS
 from ...rank_sessions import boot_id
+from ..crash_reports import begin_reports
 from ..kernel.cell_threads import watch_threads
 from ..kernel.error_chain import linked, walk
 from ..kernel.kernel import RankKernel, ignore_signal
@@ -66,10 +67,9 @@ from ..output.iopub import Publisher
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
 from ..process_group.object_replacement import note_frozen
 from ..process_group.store import RendezvousError
+from ..rank_exit import RankExit
 from .announce import Hellos
 from .connection import Connection
-from .crash_reports import begin_reports
-from .rank_exit import RankExit
 from .socket_filter import hide_listeners, is_held_to
 from .user_profile import ProfileApp, UserProfile
 

@@ -1,7 +1,7 @@
 """Set up the environment of a rank's process on another host.
 
 Covers: the file with its environment, the name of its host, which of the host's interfaces is in the cluster's network.
-Does not cover: what is in the file (``launchers.environment``), the rank's identity (``rank.kernel.requests``).
+Does not cover: what is in the file (``launchers.rank_environment``), the rank's identity (``rank.kernel.requests``).
 
 On the notebook's own machine a process inherits its environment. On another host it starts with that host's: what it
 needs of the notebook's is in a file that only the user can read, so that no value appears on a command line or crosses

@@ -14,7 +14,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.launchers.slurm.state import from_scontrol
+from jupyter_disttrain.launchers.slurm.job_state import from_scontrol
 
 from ...support.process_tools import wait_until
 

@@ -26,11 +26,11 @@ from jupyter_disttrain.client.transport.controller_process import any_ports
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.launchers.environment import rank_environment
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.launchers.hosts import preflight
 from jupyter_disttrain.launchers.hosts.report import HostReport
 from jupyter_disttrain.launchers.placement import Placement
+from jupyter_disttrain.launchers.rank_environment import rank_environment
 from jupyter_disttrain.protocol import controller_args
 from jupyter_disttrain.protocol.controller_args import EPHEMERAL, choose_ports
 from jupyter_disttrain.protocol.messages import RankHello

@@ -15,9 +15,9 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
 from jupyter_disttrain.launchers.slurm.allocation import Allocation, least_cpus
 from jupyter_disttrain.launchers.slurm.batch_script import BatchScript, StartScript
+from jupyter_disttrain.launchers.slurm.job_state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import Watcher
 from jupyter_disttrain.launchers.slurm.queue import position
-from jupyter_disttrain.launchers.slurm.state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.texts import waiting_text
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from jupyter_disttrain.launchers.slurm import commands, job, queue
 from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, step_command
 from jupyter_disttrain.launchers.slurm.allocation import Allocation
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
-from jupyter_disttrain.launchers.slurm.state import JobState, from_scontrol
-from jupyter_disttrain.launchers.slurm_nodes import StepRank
+from jupyter_disttrain.launchers.slurm.job_state import JobState, from_scontrol
+from jupyter_disttrain.launchers.slurm.launcher import StepRank
 from jupyter_disttrain.notebook.magics.arguments import parse
 from jupyter_disttrain.notebook.magics.slurm_arguments import slurm_of
 

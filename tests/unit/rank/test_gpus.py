@@ -27,7 +27,7 @@ from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.frameworks import OF_SESSION_GROUPS
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.subprocess_run import of_rank
-from jupyter_disttrain.launchers.environment import library_defaults, session_environment
+from jupyter_disttrain.launchers.rank_environment import library_defaults, session_environment
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors

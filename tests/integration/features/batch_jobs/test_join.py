@@ -23,7 +23,7 @@ from ....support.process_tools import own_children, wait_until
 if TYPE_CHECKING:
     import psutil
 
-    from jupyter_disttrain.server.live import LiveCluster
+    from jupyter_disttrain.server.live_cluster import LiveCluster
 
     from ....lab.lab import Lab
     from ....lab.slurm import Slurm

@@ -15,10 +15,10 @@ import functools
 import signal
 from typing import TYPE_CHECKING, Any
 
-from ..nanny.exit_report import STACK_SIGNAL
+from .nanny.exit_report import STACK_SIGNAL
 
 if TYPE_CHECKING:
-    from ..nanny.ipc import Wire
+    from .nanny.ipc import Wire
 
 OURS = {STACK_SIGNAL, signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 

@@ -24,8 +24,8 @@ import zipfile
 from contextlib import suppress
 from typing import Any
 
-from ...protocol.time_limits import RANK_EXIT_END_SECONDS, THREADS_SECONDS
-from ..process_group.object_replacement import thaw
+from ..protocol.time_limits import RANK_EXIT_END_SECONDS, THREADS_SECONDS
+from .process_group.object_replacement import thaw
 
 
 class RankExit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_disttrain.launchers.hosts.heartbeat import LOST_TURNS, HostWatch
+from jupyter_disttrain.launchers.hosts.heartbeat_state import LOST_TURNS, HostWatch
 from jupyter_disttrain.protocol.time_limits import LOST_SECONDS
 
 TURN = 0.5

@@ -2,7 +2,7 @@
 
 Covers: starting them in a job that was submitted for them or in the allocation around the notebook, one more rank on a
 node, whether they run, the job's output.
-Does not cover: submitting the job and ending it (``slurm.allocated_nodes``).
+Does not cover: submitting the job and ending it (``allocated_nodes``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Instance, Unicode
 
-from ..protocol.environment import MPI_HEALS, MPI_PREFIX
-from .local import OneProcess
-from .mpi import MPIRanks
-from .slurm.allocated_nodes import AllocatedNodes, step_command
-from .slurm.batch_script import StartScript
-from .slurm.cancel_on_exit import relieve
-from .slurm.monitor import Poller
-from .ssh import EARLY, rank_command
+from ...protocol.environment import MPI_HEALS, MPI_PREFIX
+from ..local import OneProcess
+from ..mpi import MPIRanks
+from ..ssh import EARLY, rank_command
+from .allocated_nodes import AllocatedNodes, step_command
+from .batch_script import StartScript
+from .cancel_on_exit import relieve
+from .monitor import Poller
 
 # Slurm's name of the node, which orders the ranks: the host's own name may differ.
 _ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from jupyter_disttrain.client.cells.executor import Cells
-from jupyter_disttrain.client.recovery import host_heartbeat
+from jupyter_disttrain.client.recovery import heartbeat
 from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.client.recovery.spare_hosts import SpareHosts
 from jupyter_disttrain.client.startup.rank_table import RankEntry
@@ -66,32 +66,32 @@ def entry(rank: int, launch_host: str, host: str) -> RankEntry:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(host_heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
-    hosts = host_heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
+    hosts = heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
     for _ in range(1000):
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
     assert hosts.lost_hosts == ["node1"]
-    assert len(link.waiting) <= host_heartbeat.FORGET_SECONDS / TURN + 2
+    assert len(link.waiting) <= heartbeat.FORGET_SECONDS / TURN + 2
 
 
 def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
-    hosts = host_heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
+    hosts = heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
     began = clock[0]
     while not deaths:
         hosts.turn(cast("Link", link), table)
         link.answer("probe0", gone=[table[1].nanny_pid])
         clock[0] += TURN
     assert [(death.engine, death.signal_number) for death in deaths] == [("engine1", signal.SIGKILL)]
-    assert clock[0] - began >= host_heartbeat.GONE_SECONDS
+    assert clock[0] - began >= heartbeat.GONE_SECONDS
 
 
 def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
@@ -102,7 +102,7 @@ def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
 def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
     link, deaths, notes = FakeLink(), list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = host_heartbeat.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
+    hosts = heartbeat.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
     while len(deaths) < 2:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
@@ -114,7 +114,7 @@ def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) 
 def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = host_heartbeat.HostHeartbeat(lambda _death: None, notes.append)
+    hosts = heartbeat.HostHeartbeat(lambda _death: None, notes.append)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", FakeLink()), table)
         clock[0] += TURN
@@ -135,7 +135,7 @@ def test_advice_for_a_lost_host_depends_on_the_launcher(
     config: ClusterConfig, message: str, clock: list[float]
 ) -> None:
     link, table = FakeLink(), [entry(0, "node1", "node1")]
-    hosts = host_heartbeat.HostHeartbeat(lambda _death: None, lambda _words: None)
+    hosts = heartbeat.HostHeartbeat(lambda _death: None, lambda _words: None)
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
@@ -159,7 +159,7 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
         cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing
     )
     for _ in range(3):
-        dispatcher.on_message("iopub", as_message(host_heartbeat._death(dead, signal_number=9)))
+        dispatcher.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))
     first, second, third = callbacks
     first()
     second()
