@@ -96,8 +96,8 @@ class Session:
         cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
         count = cell_log.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.supervisor, cell_log, count)
-        grant = self.launch.placement.grant
-        self.job_watch = JobWatch(grant.job, self._on_job_notice, on_job_over) if grant else None
+        allocated = self.launch.placement.allocated
+        self.job_watch = JobWatch(allocated.job, self._on_job_notice, on_job_over) if allocated else None
 
     def stop_watching(self) -> None:
         """Stop to watch the ranks, before they are ended or left."""

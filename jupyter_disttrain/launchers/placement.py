@@ -26,13 +26,13 @@ class Placement:
     variables: dict[str, str] = field(default_factory=dict)  # environment variables for ranks on these hosts
     gpus: dict[str, int] = field(default_factory=dict)  # GPUs that are divided among the ranks of a host, by host
     description: str = ""  # description of the network for the user
-    grant: AllocatedNodes | None = None  # the Slurm allocation
+    allocated: AllocatedNodes | None = None  # the Slurm allocation
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> Placement:
         """Read what :meth:`as_dict` wrote."""
-        grant = None if fields["grant"] is None else AllocatedNodes.load(fields["grant"])
-        return cls(**fields | {"hosts": tuple(HostSlots(**host) for host in fields["hosts"]), "grant": grant})
+        allocated = None if fields["allocated"] is None else AllocatedNodes.load(fields["allocated"])
+        return cls(**fields | {"hosts": tuple(HostSlots(**host) for host in fields["hosts"]), "allocated": allocated})
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a dict that JSON can represent."""

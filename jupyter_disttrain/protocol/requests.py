@@ -80,7 +80,7 @@ class Identify(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStore(RankRequest):
-    """Open the store at which all ranks meet; sent to rank 0. Replies its ``port``."""
+    """Open the store through which all ranks find each other; sent to rank 0. Replies its ``port``."""
 
     address: str
     port: int  # 0: a free one
@@ -171,7 +171,7 @@ class RemoveFiles(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenPort(RankRequest):
-    """Reply where the processes of one ``%dist_run`` meet: ``port`` and ``horovod`` (rank 0), and ``place``."""
+    """Reply the rendezvous of the processes of one ``%dist_run``: ``port`` and ``horovod`` (rank 0), and ``place``."""
 
     served: bool  # a store is opened there
 

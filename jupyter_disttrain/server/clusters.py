@@ -46,14 +46,14 @@ class Clusters:
         return list(self._live.values())
 
     def _refresh(self) -> None:
-        there = {found.cluster_id: found for found in cluster_file.running()}
+        running = {found.cluster_id: found for found in cluster_file.running()}
         live = dict(self._live)
         for cluster_id, each in list(live.items()):
-            if each.ended or cluster_id not in there:
+            if each.ended or cluster_id not in running:
                 live.pop(cluster_id).close()
             else:
-                each.refresh(there[cluster_id])
-        for cluster_id, found in there.items():
+                each.refresh(running[cluster_id])
+        for cluster_id, found in running.items():
             if cluster_id in live:
                 continue
             try:
@@ -71,7 +71,7 @@ class Clusters:
             If it is not running.
         """
         for live in self.running():
-            if live.there.cluster_id == cluster_id:
+            if live.file.cluster_id == cluster_id:
                 return live
         raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
 
@@ -88,7 +88,7 @@ class Clusters:
 
     def changes(self) -> dict[str, int]:
         """Return by cluster how often it changed in ways that are published sooner than its figures."""
-        return {live.there.cluster_id: live.telemetry.changes for live in self._live.values()}
+        return {live.file.cluster_id: live.telemetry.changes for live in self._live.values()}
 
     def snapshot(self) -> dict[str, Any]:
         """Return as JSON all clusters, those that are starting, and those that another version has started."""

@@ -203,7 +203,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
         messages = []
         for live in clusters.running():
-            cluster_id = live.there.cluster_id
+            cluster_id = live.file.cluster_id
             if cluster_id not in self._watched:
                 continue
             until = self._sent_until.setdefault(cluster_id, {})
@@ -216,7 +216,7 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def _metrics(self, clusters: Clusters) -> list[bytes]:
         packets = []
         for live in clusters.running():
-            cluster_id = live.there.cluster_id
+            cluster_id = live.file.cluster_id
             if cluster_id not in self._watched or not live.has_metrics:
                 continue
             self._marks[cluster_id], header, columns = live.packet(self._marks.get(cluster_id, 0))

@@ -43,18 +43,18 @@ class LiveCluster:
 
     Parameters
     ----------
-    there
+    file
         The cluster's file.
     """
 
-    def __init__(self, there: ClusterFile) -> None:
-        self.there = there
-        self.telemetry = Telemetry(there.config["sample_s"])
+    def __init__(self, file: ClusterFile) -> None:
+        self.file = file
+        self.telemetry = Telemetry(file.config["sample_s"])
         self.ended = False
         self._lock = threading.Lock()
         self._dead: set[int] = set()
         self._acknowledged: dict[str, threading.Event] = {}
-        self._launch = Launch(there.load_config(), self._on_message, self._on_lost, there)
+        self._launch = Launch(file.load_config(), self._on_message, self._on_lost, file)
         self._gate: list[tuple[str, Message]] | None = []  # messages that arrive before earlier metrics are read
         try:
             self._launch.join(observer=True)
@@ -132,11 +132,11 @@ class LiveCluster:
         except (OSError, ValueError, TypeError, KeyError):
             return  # the cluster has just ended
 
-    def refresh(self, there: ClusterFile) -> None:
+    def refresh(self, file: ClusterFile) -> None:
         """Adopt the current cluster file: ranks that were replaced, the process group's generation."""
         known = {entry.engine for entry in self._launch.table}
-        self.there = there
-        self._launch.update(there)
+        self.file = file
+        self._launch.update(file)
         with self._lock:
             self._dead -= {entry.info.rank for entry in self._launch.table if entry.engine not in known}
 
@@ -147,29 +147,27 @@ class LiveCluster:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the cluster as JSON."""
-        there = self.there
+        file = self.file
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
         known = {info.rank: self._known(info.rank, figures) for info in infos}
         running = {rank for rank, state in known.items() if state is RankState.RUNNING}
         return {
-            "id": there.cluster_id,
-            "name": there.name,
-            "launcher": there.launcher,
+            "id": file.cluster_id,
+            "name": file.name,
+            "launcher": file.launcher,
             "backend": infos[0].backend,
-            "started_s": there.started_s,
-            "notebook": there.notebook,
-            "held": there.is_held,
-            "kept": there.config["keep"],
-            "job_file": there.config["job_file"],
-            "logs": there.run,
-            "sample_s": there.config["sample_s"],
+            "started_s": file.started_s,
+            "notebook": file.notebook,
+            "held": file.is_held,
+            "kept": file.config["keep"],
+            "job_file": file.config["job_file"],
+            "logs": file.run,
+            "sample_s": file.config["sample_s"],
             "ranks": rank_snapshots(self.telemetry, infos, known),
             "nodes": [node.to_content() for node in self.telemetry.nodes],
             "remarks": self.telemetry.remarks.of_running(running),
-            "hang": explain_figures(
-                {rank: each.vitals for rank, each in figures.items()}, there.config["hang_after_s"]
-            ),
+            "hang": explain_figures({rank: each.vitals for rank, each in figures.items()}, file.config["hang_after_s"]),
         }
 
     def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> RankState:
@@ -177,7 +175,7 @@ class LiveCluster:
             return RankState.DEAD
         if rank not in figures:
             return (
-                RankState.STARTING if self.there.config["sample_s"] else RankState.IDLE
+                RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE
             )  # without figures, assume idle
         return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
 
@@ -216,8 +214,8 @@ class LiveCluster:
             If there is no such rank, or its log is on another machine.
         """
         if not 0 <= rank < len(self._launch.table):
-            raise UsageError(f"there is no rank {rank} in {self.there.name!r}; it has {len(self._launch.table)} ranks")
-        return require_here(self._launch.folders.rank_log(rank), rank, str(self.there.config["job_file"]))
+            raise UsageError(f"there is no rank {rank} in {self.file.name!r}; it has {len(self._launch.table)} ranks")
+        return require_here(self._launch.folders.rank_log(rank), rank, str(self.file.config["job_file"]))
 
     # Actions, called on threads of their own
 
@@ -232,15 +230,15 @@ class LiveCluster:
         if what not in WHAT:
             raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
         self._read_again()
-        if what == "reset" and self.there.config["job"]:
+        if what == "reset" and self.file.config["job"]:
             raise UsageError(
-                f"the ranks of {self.there.config['job_file']} are a job's own; stop ends it, and it can be restarted "
+                f"the ranks of {self.file.config['job_file']} are a job's own; stop ends it, and it can be restarted "
                 "only where it was started"
             )
-        if self.there.is_held and self._ask_holder(what):
-            return f"{self.there.holder} does it"
+        if self.file.is_held and self._ask_holder(what):
+            return f"{self.file.holder} does it"
         if what == "stop":
-            observer.stop(self.there)
+            observer.stop(self.file)
             return "done by the server"
         if what == "interrupt":
             observer.interrupt(
@@ -248,7 +246,7 @@ class LiveCluster:
             )
             return "done by the server"
         raise UsageError(
-            f"{self.there.holder}, which held {self.there.name!r}, does not answer, and only the process that "
+            f"{self.file.holder}, which held {self.file.name!r}, does not answer, and only the process that "
             "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
         )
 

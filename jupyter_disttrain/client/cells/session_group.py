@@ -31,7 +31,7 @@ def barrier_code(launch: Launch) -> str:
     if launch.config.backend != "none":
         return "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
     if not launch.config.has_mpi:
-        raise UsageError("these ranks have no process group to meet in; start them without --backend none")
+        raise UsageError("these ranks have no process group; start them without --backend none")
     if launch.mpi_lost:
         raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; {remedy(launch.config)}")
     return "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"

@@ -4,7 +4,7 @@ Covers: the totals that ranks report with each reply, which ranks are ahead, whe
 Does not cover: counting (``rank.process_group.collective_counts``), forming the group (``state_machine``,
 ``supervisor``).
 
-A rank that is one collective ahead stays ahead, whatever cells run later: it never meets the others again. So the
+A rank that is one collective ahead stays ahead, whatever cells run later: it never matches the others again. So the
 comparison uses the totals since the group was formed, over all ranks and not only those of one cell. A rank that runs a
 cell may be about to call what the others have called; it is compared once it has replied.
 

@@ -159,7 +159,7 @@ class RankReplacer:
         try:
             return self._registration.wait_for_one(known, state.config.start_timeout_s, check)
         except LaunchError as error:
-            grant = state.placement.grant
-            if grant is not None and grant.job.state().state == UNKNOWN:
+            allocated = state.placement.allocated
+            if allocated is not None and allocated.job.state().state == UNKNOWN:
                 raise LaunchError(f"Slurm does not answer, and starts nothing on {host} until it does") from error
             raise

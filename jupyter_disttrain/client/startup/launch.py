@@ -97,8 +97,8 @@ class Launch:
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
         if there:
             self._taken.callback(self.folders.remove)
-            if self.placement.grant is not None:
-                self._taken.callback(self.placement.grant.release)
+            if self.placement.allocated is not None:
+                self._taken.callback(self.placement.allocated.release)
 
     # The state that others read
 

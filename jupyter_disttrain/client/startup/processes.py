@@ -64,10 +64,11 @@ class Processes:
         self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
         self._is_joined = bool(births)
         self._environment = rank_environment(config, folders, n, gpus, placement)
-        self._grant = placement.grant
+        self._allocated = placement.allocated
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
-        if self._grant is not None:
-            self.launcher = f"job {self._grant.job_id}" if self._grant.is_own else self._grant.starts_with
+        in_allocation = self._allocated is not None and not self._allocated.is_own
+        if self._allocated is not None:
+            self.launcher = f"job {self._allocated.job_id}" if self._allocated.is_own else self._allocated.starts_with
         log = logging.getLogger("jupyter_disttrain.ipyparallel")
         log.propagate = False
         if not log.handlers:
@@ -81,7 +82,7 @@ class Processes:
             # Empty: ipyparallel would write the file again when the controller ends and recreate its folder.
             cluster_file="",
             controller=ControllerProcess,
-            engines=LAUNCHERS["slurm allocation" if self._grant and not self._grant.is_own else config.launcher],
+            engines=LAUNCHERS["slurm allocation" if in_allocation else config.launcher],
             send_engines_connection_env=False,
             shutdown_atexit=False,
         )
@@ -128,8 +129,8 @@ class Processes:
         options: dict[str, Any] = {"environment_file": str(file), "environment": early | self._environment | changed}
         if self._config.has_mpi and not changed:
             options["network"] = self._placement.network
-        if self._grant is not None:
-            return options | {"grant": self._grant}
+        if self._allocated is not None:
+            return options | {"allocated": self._allocated}
         return options | {"hosts": places, "ssh": split_command(self._config.ssh)}
 
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
@@ -148,10 +149,10 @@ class Processes:
             Raises a LaunchError if the process has ended.
         """
         before = self._cluster.engine_launcher_class
-        self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._grant else "ssh" if host else "local"]
+        self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._allocated else "ssh" if host else "local"]
         changed = {LAUNCHER: "local"}
         options = self._options([(host, 1)] if host else [], **changed)
-        options |= {"host": host} if self._grant else {}
+        options |= {"host": host} if self._allocated else {}
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
             _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, **options)

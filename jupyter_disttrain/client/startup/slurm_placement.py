@@ -48,7 +48,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str]
     UsageError
         If the request can't be satisfied as it is.
     LaunchError
-        If Slurm does not grant it, or a node can't be used; the message names each such node and what to do.
+        If Slurm does not allocated it, or a node can't be used; the message names each such node and what to do.
     """
     find("srun")
     wanted = HostRequirements.here(  # before a job waits in the queue: this fails if this machine lacks something
@@ -60,30 +60,30 @@ def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str]
         limit_s=JOB_PLACEMENT_ANSWER_SECONDS,
         by="srun",
     )
-    grant = obtain(config.sbatch, config.count, folders, report, taken)
+    allocated = obtain(config.sbatch, config.count, folders, report, taken)
     try:
-        between = _between_nodes(grant, wanted)
+        between = _between_nodes(allocated, wanted)
     except LaunchError as error:
-        raise _why(grant, grant.job.state(), error) from error
+        raise _why(allocated, allocated.job.state(), error) from error
     return replace(
         between,
-        hosts=tuple(HostSlots(name=node, slots=grant.per_node) for node in grant.nodes),
-        gpus=dict.fromkeys(grant.nodes, grant.gpus_per_node if config.backend not in ("gloo", "none") else 0),
-        description=f"{grant.label}; {between.description}",
-        grant=grant,
+        hosts=tuple(HostSlots(name=node, slots=allocated.per_node) for node in allocated.nodes),
+        gpus=dict.fromkeys(allocated.nodes, allocated.gpus_per_node if config.backend not in ("gloo", "none") else 0),
+        description=f"{allocated.label}; {between.description}",
+        allocated=allocated,
     )
 
 
-def _between_nodes(grant: AllocatedNodes, wanted: HostRequirements) -> Placement:
+def _between_nodes(allocated: AllocatedNodes, wanted: HostRequirements) -> Placement:
     reports = survey_by(
-        lambda node, command: step_command(grant, node, command), grant.nodes, wanted, grant.addresses()
+        lambda node, command: step_command(allocated, node, command), allocated.nodes, wanted, allocated.addresses()
     )
     return over(reports, wanted, "slurm")
 
 
-def _why(grant: AllocatedNodes, state: JobState, error: LaunchError) -> LaunchError:
+def _why(allocated: AllocatedNodes, state: JobState, error: LaunchError) -> LaunchError:
     """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
     if state.state not in ("RUNNING", UNKNOWN):
-        return LaunchError(over_text(grant.job.state() if grant.is_own else state, state))
-    other = "the job was ended; --exclude=HOST" if grant.is_own else "--new-job --exclude=HOST"
-    return LaunchError(f"{grant.label}: {error}\n  {other} asks Slurm for other nodes")
+        return LaunchError(over_text(allocated.job.state() if allocated.is_own else state, state))
+    other = "the job was ended; --exclude=HOST" if allocated.is_own else "--new-job --exclude=HOST"
+    return LaunchError(f"{allocated.label}: {error}\n  {other} asks Slurm for other nodes")

@@ -41,7 +41,7 @@ node_rank = hvd.cross_rank()"""
 
 # Rank 0 opens a store on a free port, and broadcasts its address. Horovod names a broadcast after the type of the
 # object, which the other ranks don't have, so without an explicit name they would wait for ever.
-_MEETING = """\
+_STORE = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
 if rank:
@@ -246,9 +246,7 @@ class Frame:
             return f"dist.init_process_group({', '.join(options)}){self._all_are_in}"
         broadcast = f"comm.bcast({_PLACE})" if launch == "mpi" else f'hvd.broadcast_object({_PLACE}, name="place")'
         options += ["store=store", "rank=rank", "world_size=world_size"]
-        return (
-            f"{_MEETING.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)}){self._all_are_in}"
-        )
+        return f"{_STORE.format(broadcast=broadcast)}\ndist.init_process_group({', '.join(options)}){self._all_are_in}"
 
     @property
     def _all_are_in(self) -> str:

@@ -80,8 +80,8 @@ class HorovodCalls:
             if name.startswith("_") and name.endswith("_async") and callable(function):
                 setattr(mpi_ops, name, self._note(function, name.strip("_").removesuffix("_async")))
         mpi_ops.synchronize = self._watch_wait(mpi_ops.synchronize)
-        mpi_ops.barrier = self._meet(mpi_ops.barrier, is_last=False)
-        mpi_ops.join = self._meet(mpi_ops.join, is_last=True)
+        mpi_ops.barrier = self._synchronize(mpi_ops.barrier, is_last=False)
+        mpi_ops.join = self._synchronize(mpi_ops.join, is_last=True)
 
     def _note(self, original: Callable[..., int], kind: str) -> Callable[..., int]:
         parameters = list(inspect.signature(original).parameters)
@@ -111,11 +111,11 @@ class HorovodCalls:
 
         return synchronize
 
-    def _meet(self, original: Callable[..., Any], *, is_last: bool) -> Callable[..., Any]:
+    def _synchronize(self, original: Callable[..., Any], *, is_last: bool) -> Callable[..., Any]:
         """Wrap a blocking call of all ranks; before one with ``is_last`` (join), ranks may call different numbers."""
 
         @functools.wraps(original)
-        def meet(*args: Any, **options: Any) -> Any:
+        def synchronized(*args: Any, **options: Any) -> Any:
             self._wait = Operation(original.__name__, None, None), time.time()
             try:
                 result = original(*args, **options)
@@ -127,4 +127,4 @@ class HorovodCalls:
                 self._count = 0 if is_last and self._count is not None else self._count
             return result
 
-        return meet
+        return synchronized

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...protocol.ranks import RankInfo
 
 
-class HorovodMeeting:
+class HorovodRendezvous:
     """The rendezvous server for the programs of one run."""
 
     def __init__(self, address: str) -> None:

@@ -1,6 +1,6 @@
 """Run scripts on the ranks, and export what ran there as a script.
 
-Covers: the request to the ranks, the meeting point of the processes of one run; the contents of an exported script.
+Covers: the request to the ranks, the rendezvous of the processes of one run; the contents of an exported script.
 Does not cover: running it (``features.scripts.rank``), waiting for it (``client.cells.cell_run``), writing it
 (``features.export.export``).
 """
@@ -85,7 +85,7 @@ class Scripts:
             "how": how,
             "run_id": uuid.uuid4().hex[:8],
             "nodes": nodes,
-            "meeting": self._meeting(ranks, how),
+            "rendezvous": self._rendezvous(ranks, how),
         }
         arguments = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
@@ -130,8 +130,8 @@ class Scripts:
             first.setdefault(table[rank].info.node_rank, rank)
         return sorted(first.values())
 
-    def _meeting(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
-        """Ask rank 0 to open a port at which the processes of one run meet, and each rank for an address of its own."""
+    def _rendezvous(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
+        """Ask rank 0 to open a port for the rendezvous of one run, and each rank for an address of its own."""
         if how == "here":
             return {}
         launch, wanted = self._session.ready(ranks)
@@ -139,8 +139,8 @@ class Scripts:
         asked = wanted if on_all else self._session.ready(0)[1]
         replies = ask(launch, asked, OpenPort(served=how == "fresh"))
         contents = [replies[rank]["content"] for rank in asked]
-        meeting = {"port": contents[0]["port"], "horovod": contents[0]["horovod"]}
-        return meeting | {"places": [each["place"] for each in contents] if on_all else []}
+        rendezvous = {"port": contents[0]["port"], "horovod": contents[0]["horovod"]}
+        return rendezvous | {"places": [each["place"] for each in contents] if on_all else []}
 
 
 def _folder() -> str:

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import framework_environment
-from ...rank.libraries.reserved_ports import MeetingPlace
-from ..horovod.subprocess_env import HorovodMeeting, has_gloo, horovod_environment
+from ...rank.libraries.reserved_ports import ReservedPort
+from ..horovod.subprocess_env import HorovodRendezvous, has_gloo, horovod_environment
 from .in_process import fill_in, run_script
 from .subprocess_run import Programs, command_of, free_port, of_node, of_rank
 
@@ -36,8 +36,8 @@ class Scripts:
         self._group: Group | None = None
         self._horovod: HorovodWorld | None = None
         self._roles: Roles = ()
-        self._place: MeetingPlace | None = None  # meeting place of the last program; it holds a port
-        self._horovod_meeting: HorovodMeeting | None = None
+        self._place: ReservedPort | None = None  # held for the last program, which binds a port
+        self._horovod_rendezvous: HorovodRendezvous | None = None
         self._stores: list[Any] = []  # the store of the last program
 
     def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
@@ -60,18 +60,18 @@ class Scripts:
 
     def open_place(self) -> str:
         """Return the address for servers of other frameworks in the next program of this rank."""
-        self._place = MeetingPlace(self.master)
+        self._place = ReservedPort(self.master)
         return self._place.name
 
     def open_horovod(self) -> int:
-        """Return the port at which programs that use Horovod meet; 0 without Horovod or its Gloo."""
-        if self._horovod_meeting is not None:
-            self._horovod_meeting.end()
-        self._horovod_meeting = HorovodMeeting(self.master) if has_gloo() else None
-        return 0 if self._horovod_meeting is None else self._horovod_meeting.port
+        """Return the rendezvous port of programs that use Horovod; 0 without Horovod or its Gloo."""
+        if self._horovod_rendezvous is not None:
+            self._horovod_rendezvous.end()
+        self._horovod_rendezvous = HorovodRendezvous(self.master) if has_gloo() else None
+        return 0 if self._horovod_rendezvous is None else self._horovod_rendezvous.port
 
     def open_port(self, *, served: bool) -> int:
-        """Return a port at which programs meet; ``served``: at a store that this rank serves, as torchrun's agent."""
+        """Return a rendezvous port for programs; ``served``: at a store that this rank serves, as torchrun's agent."""
         if self._group is None or not served:
             return free_port(self.master)
         self._stores[:] = [self._group.make_store(self.master)]
@@ -86,7 +86,7 @@ class Scripts:
         folder: str,
         how: str,
         run_id: str,
-        meeting: Mapping[str, Any],
+        rendezvous: Mapping[str, Any],
         nodes: int,
     ) -> None:
         """Run a script.
@@ -99,8 +99,8 @@ class Scripts:
             ``"here"``: in this process. ``"fresh"``: in a separate one. ``"node"``: the same, on one rank per node.
         run_id
             Unique in the session.
-        meeting
-            Where programs meet: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
+        rendezvous
+            The rendezvous: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
             the port ``"horovod"``.
         nodes
             The number of nodes that run a program.
@@ -111,12 +111,12 @@ class Scripts:
             filled_in = fill_in(arguments, identity)
             self._run_here(target, filled_in, is_module=is_module, folder=folder, environment=identity)
             return
-        port = meeting.get("port", 0)
-        if meeting.get("places"):
-            identity |= framework_environment(self._info.rank, meeting["places"], self._roles)
-            if meeting["horovod"] and self._place is not None:
+        port = rendezvous.get("port", 0)
+        if rendezvous.get("places"):
+            identity |= framework_environment(self._info.rank, rendezvous["places"], self._roles)
+            if rendezvous["horovod"] and self._place is not None:
                 master, address = self.master, self._place.address
-                identity |= horovod_environment(self._info, master, meeting["horovod"], address)
+                identity |= horovod_environment(self._info, master, rendezvous["horovod"], address)
         environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
         command = command_of(target, fill_in(arguments, own), is_module=is_module)

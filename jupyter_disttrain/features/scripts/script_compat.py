@@ -98,7 +98,7 @@ def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
     backend
         The argument of ``init_process_group``; None lets torch choose.
     store
-        Where the ranks of this call meet.
+        The rendezvous of the ranks of this call.
 
     Raises
     ------

@@ -190,12 +190,12 @@ def _report_waiting(state: JobState, report: Callable[[str], None]) -> None:
         report(waiting_text(state))
 
 
-def step_command(grant: AllocatedNodes, host: str, command: list[str]) -> list[str]:
+def step_command(allocated: AllocatedNodes, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
     return [
-        *grant.env,
+        *allocated.env,
         "srun",
-        f"--jobid={grant.job_id}",
+        f"--jobid={allocated.job_id}",
         "--overlap",
         "--mpi=none",
         "--cpu-bind=none",

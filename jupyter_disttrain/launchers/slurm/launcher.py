@@ -31,12 +31,14 @@ _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables t
 class Starter:
     """Start-up shared by both launchers of all ranks; mpirun was checked to be Open MPI's before the job."""
 
-    def __init__(self, grant: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str) -> None:
+    def __init__(
+        self, allocated: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str
+    ) -> None:
         self.heals = False
         self.command = [*_ON_NODE, *rank_command(environment_file)]
         self.mpirun: list[str] = []
         self.exports = {name: environment[name] for name in EARLY if name in environment}
-        if grant.starts_with == "mpirun":
+        if allocated.starts_with == "mpirun":
             # MPIRanks has the settings of Open MPI over a network, and its version.
             mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
             self.heals = mpi.heals
@@ -45,35 +47,35 @@ class Starter:
             exported = [argument for name in (MPI_HEALS, *EARLY) if name in self.exports for argument in ("-x", name)]
             self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
 
-    def write(self, grant: AllocatedNodes) -> None:
+    def write(self, allocated: AllocatedNodes) -> None:
         """Write the script that starts the ranks, atomically: a job waits for it."""
         script = StartScript(
-            nodes=len(grant.nodes),
-            per_node=grant.per_node,
+            nodes=len(allocated.nodes),
+            per_node=allocated.per_node,
             command=tuple(self.command),
             environment=self.exports,
             mpirun=tuple(self.mpirun),
         ).render()
-        half = Path(f"{grant.start_file}.half")
+        half = Path(f"{allocated.start_file}.half")
         with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             opened.write(script)
-        half.rename(grant.start_file)
-        relieve(grant.job_id)  # from here on the job ends with its ranks, and those with the controller
+        half.rename(allocated.start_file)
+        relieve(allocated.job_id)  # from here on the job ends with its ranks, and those with the controller
 
 
 class JobRanks(EngineLauncher):
     """The ranks of a job that was submitted for them, and ends with them."""
 
-    grant = Instance(AllocatedNodes)
+    allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
     process = None  # there is no local process; other launchers have one
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self._starter = Starter(self.allocated, self.environment, self.environment_file, self.network)
         self.heals = self._starter.heals
-        self.poller = Poller(self.grant.job)
+        self.poller = Poller(self.allocated.job)
 
     def find_args(self) -> list[str]:
         """Return the command that started the job, for ipyparallel's log."""
@@ -82,9 +84,9 @@ class JobRanks(EngineLauncher):
     def start(self, n: int) -> Any:
         """Let the job start the ranks: it waits for the script."""
         self.n = n
-        self._starter.write(self.grant)
-        self.notify_start(self.grant.job_id)
-        return self.grant.job_id
+        self._starter.write(self.allocated)
+        self.notify_start(self.allocated.job_id)
+        return self.allocated.job_id
 
     def alive(self) -> bool:
         """Whether the job runs, by Slurm's last answer; Slurm is queried again if that is old."""
@@ -105,35 +107,35 @@ class JobRanks(EngineLauncher):
     def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (the log is kept)
         """Return the output of the job's script."""
         try:
-            return Path(self.grant.log).read_text(errors="replace")
+            return Path(self.allocated.log).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
     def stop(self) -> None:
-        """Record the end; the owner of the grant ends the job."""
-        self.notify_stop({"exit_code": None, "identifier": self.grant.job_id})
+        """Record the end; the owner of the allocation ends the job."""
+        self.notify_stop({"exit_code": None, "identifier": self.allocated.job_id})
 
 
 class AllocationRanks(OneProcess, EngineLauncher):
     """The ranks in the allocation around the notebook, which outlives them."""
 
-    grant = Instance(AllocatedNodes)
+    allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._starter = Starter(self.grant, self.environment, self.environment_file, self.network)
+        self._starter = Starter(self.allocated, self.environment, self.environment_file, self.network)
         self.heals = self._starter.heals
 
     def find_args(self) -> list[str]:
         """Return the command that starts all of them."""
-        return [*self.grant.env, "/bin/bash", self.grant.start_file]
+        return [*self.allocated.env, "/bin/bash", self.allocated.start_file]
 
     def start(self, n: int) -> Any:
         """Start the ranks."""
         self.n = n
-        self._starter.write(self.grant)
+        self._starter.write(self.allocated)
         return super().start()
 
     def get_env(self) -> dict[str, str]:
@@ -144,13 +146,13 @@ class AllocationRanks(OneProcess, EngineLauncher):
 class StepRank(OneProcess, EngineLauncher):
     """One more rank on a node of the job, to replace one that died."""
 
-    grant = Instance(AllocatedNodes)
+    allocated = Instance(AllocatedNodes)
     host = Unicode()
     environment_file = Unicode()
 
     def find_args(self) -> list[str]:
         """Return the command that starts the rank."""
-        return step_command(self.grant, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
+        return step_command(self.allocated, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
 
     def start(self, n: int) -> Any:
         """Start the rank."""

@@ -76,7 +76,7 @@ class InterruptDeferral:
         self._on_call: Callable[[FrameType, str, Any], Any] | None = None  # Python's trace function, while it is ours
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
-        threading.Thread(target=self._watch, name="untimely interrupts", daemon=True).start()
+        threading.Thread(target=self._watch, name="interrupt deferral", daemon=True).start()
 
     def begin_cell(self) -> None:
         """Drop an interrupt of an earlier cell; SIGINT must have no effect while this is called."""

@@ -56,7 +56,7 @@ from ...protocol.shared_memory import fetch, is_shared, lend
 from ..libraries.defaults import set_defaults
 from ..libraries.extension_builds import watch_builds
 from ..libraries.framework_checks import check_tensorflow
-from ..libraries.reserved_ports import MeetingPlace
+from ..libraries.reserved_ports import ReservedPort
 from ..libraries.spawn_guard import refuse_cells
 from ..mpi.world import MpiWorld
 from ..nanny.ipc import IDENTITY, SAMPLES, RankEnd
@@ -151,7 +151,7 @@ class RequestHandler:
         self._info = info
         if request.uses_tensorflow:
             check_tensorflow()
-        self._place = MeetingPlace(request.address)
+        self._place = ReservedPort(request.address)
         self._fill_namespace(info, request.address)
         self.shelf = request.shelf if is_shared(request.shelf, request.shelf_token) else None
         sees_shelf = self.shelf is not None

@@ -23,7 +23,7 @@ def own_address(master: str) -> str:
         return str(probe.getsockname()[0])
 
 
-class MeetingPlace:
+class ReservedPort:
     """A reserved port on this host, at the address at which the other ranks reach it.
 
     Parameters

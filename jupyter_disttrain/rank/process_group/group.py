@@ -301,7 +301,7 @@ class Group:
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.
 
-        The session's group is replaced with the script's. Over ``env://`` the script's ranks meet in the session's
+        The session's group is replaced with the script's. Over ``env://`` the script's ranks use the session's
         store under keys that no earlier cell has used; under torchrun they would find a fresh store.
         """
         import torch.distributed as dist  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Serve the store through which ranks meet, and connect to it.
+"""Serve the store through which ranks find each other, and connect to it.
 
 Covers: listening on one address only, a server that dies meanwhile, code that names an address for its own store.
 Does not cover: what ranks do with it (``group``).

@@ -187,7 +187,7 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     shown = bare_notebook.run("%config DistributedMagics").check().text
     assert "DistributedMagics.num_ranks=<Int>" in shown
     assert bare_notebook.run("%sync").error == (
-        "UsageError: these ranks have no process group to meet in; start them without --backend none"
+        "UsageError: these ranks have no process group; start them without --backend none"
     )
     assert bare_notebook.run("%dist_shutdown --all").check().text == "ranks 0-2 ended"
 

@@ -44,10 +44,10 @@ MODULES = {
     "site-packages/slowly/__init__": f"from . import part\n{CUT}whole = 1",
     "site-packages/slowly/part": "",
     "site-packages/endless": """import time
-from jupyter_disttrain.rank.interrupts import deferral as untimely
+from jupyter_disttrain.rank.interrupts import deferral
 print("begun", flush=True)
 while not allowed.exists(): time.sleep(0.01)
-untimely.CUT_AFTER_SECONDS = 0
+deferral.CUT_AFTER_SECONDS = 0
 print("late", flush=True)
 while True: time.sleep(0.01)
 """,
@@ -159,11 +159,11 @@ def test_library_import_is_completed_unless_interrupted_repeatedly(modules: Clus
     assert value(modules, "slowly = sys.modules['slowly']; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
     modules.run("del sys.modules['slowly'], sys.modules['slowly.part']")
     modules.run(
-        "from jupyter_disttrain.rank.interrupts import deferral as untimely\n"
-        "kept_s, untimely.CUT_AFTER_SECONDS = untimely.CUT_AFTER_SECONDS, 0"
+        "from jupyter_disttrain.rank.interrupts import deferral\n"
+        "kept_s, deferral.CUT_AFTER_SECONDS = deferral.CUT_AFTER_SECONDS, 0"
     )
     late = cut(modules, "import slowly", presses=2)
-    modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
+    modules.run("deferral.CUT_AFTER_SECONDS = kept_s")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     assert late.notes == [f"the import of slowly was cut off on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
@@ -173,7 +173,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
     allowed = tmp_path / "allowed"
     modules.run(
         f"import builtins, pathlib; builtins.allowed = pathlib.Path({str(allowed)!r})\n"
-        "from jupyter_disttrain.rank.interrupts import deferral as untimely; kept_s = untimely.CUT_AFTER_SECONDS"
+        "from jupyter_disttrain.rank.interrupts import deferral; kept_s = deferral.CUT_AFTER_SECONDS"
     )
     run = modules.run("import endless", block=False)
     run.listen(Interrupter(lambda run: all(run.stdout.values()), times=3))
@@ -181,7 +181,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
         run.wait()
     allowed.touch()
     assert wait_until(lambda: interrupted_all(modules))
-    late = modules.run("untimely.CUT_AFTER_SECONDS = kept_s")
+    late = modules.run("deferral.CUT_AFTER_SECONDS = kept_s")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     # A cell that begins before the ranks have replied to the previous one also reports that they are back.
     assert late.notes[0] == f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"

@@ -100,12 +100,12 @@ def secret_files_of(cluster: Cluster) -> list[str]:
 
 
 def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]:
-    grant = cluster._session.launch.placement.grant
-    assert grant is not None
-    yield slurm.run("scontrol", "write", "batch_script", grant.job_id, "-")
-    yield Path(grant.start_file).read_text()
-    yield Path(grant.log).read_text()
-    for host in grant.nodes:
+    allocated = cluster._session.launch.placement.allocated
+    assert allocated is not None
+    yield slurm.run("scontrol", "write", "batch_script", allocated.job_id, "-")
+    yield Path(allocated.start_file).read_text()
+    yield Path(allocated.log).read_text()
+    for host in allocated.nodes:
         for process in lab.processes(host):
             yield f"{process.cmdline()} {process.environ()}"
 

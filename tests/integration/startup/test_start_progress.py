@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.registry import cluster_file
-from jupyter_disttrain.client.startup import progress as start_progress
+from jupyter_disttrain.client.startup.progress import FILE, StartProgress
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.launchers.folders import Folders
@@ -65,10 +65,10 @@ def test_server_sees_a_cluster_from_its_start_on() -> None:
 def test_interrupted_start_is_not_listed() -> None:
     folders = Folders.make("cut")
     try:
-        progress = start_progress.StartProgress(ClusterConfig(n=3), print, lambda _text: None)
+        progress = StartProgress(ClusterConfig(n=3), print, lambda _text: None)
         progress.open(folders)
         assert folders.cluster_id in [each.cluster_id for each in cluster_file.starting()]
-        path = folders.profile / start_progress.FILE
+        path = folders.profile / FILE
         there = json.loads(path.read_text())
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()

@@ -19,8 +19,7 @@ from jupyter_disttrain.client.startup import job_watch
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
-from jupyter_disttrain.launchers.slurm import allocated_nodes as grants
-from jupyter_disttrain.launchers.slurm import commands, job, queue
+from jupyter_disttrain.launchers.slurm import allocated_nodes, commands, job, queue
 from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, step_command
 from jupyter_disttrain.launchers.slurm.allocation import Allocation
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
@@ -64,11 +63,11 @@ def test_job_gpus_are_parsed_for_every_version_and_site(output: str, gpus: int) 
 def test_gpus_not_counted_by_the_site_are_taken_from_the_request() -> None:
     state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
     messages: list[str] = []
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), messages.append) == 4
+    assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), messages.append) == 4
     assert not messages
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), messages.append) == 0
+    assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), messages.append) == 0
     assert "--gres=gpu:4 asks for GPUs, but Slurm reports none, so the ranks use CPUs" in messages[0]
-    assert grants._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), messages.append) == 0
+    assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), messages.append) == 0
     assert len(messages) == 1
     assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
 
@@ -96,13 +95,13 @@ def test_step_inherits_no_variables_of_the_enclosing_job_and_no_tokens(monkeypat
     own = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
     state = dataclasses.replace(from_scontrol(RUNNING), nodes=("node1", "node2"))
     around = dataclasses.replace(own, job_id="7", prefix=tuple(Allocation.of(state, {}).variables(1, 1)))
-    for grant in (own, around):
-        command = step_command(grant, "node1", ["env"])
+    for allocated in (own, around):
+        command = step_command(allocated, "node1", ["env"])
         at = command.index("srun")
         output = subprocess.run([*command[:at], "env"], capture_output=True, text=True, check=True).stdout
         found = dict(line.partition("=")[::2] for line in output.splitlines())
         left = {name for name in found if name.startswith(("SLURM_", "PMI")) or found[name] == "secret"}
-        if grant.is_own:
+        if allocated.is_own:
             assert left == {"SLURM_CONF"}
         else:
             assert found["SLURM_NODELIST"] == "node1"
@@ -288,8 +287,8 @@ def test_batch_system_does_not_get_jupyter_tokens(
 
 
 def test_replacement_starts_with_variables_read_by_python_itself() -> None:
-    grant = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
-    rank = StepRank(grant=grant, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
+    allocated = AllocatedNodes(job_id="9", nodes=("node1",), per_node=1, start_file="/p/start.sh")
+    rank = StepRank(allocated=allocated, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
     assert rank.get_env() == {"PYTHONSAFEPATH": "1"}
 
 

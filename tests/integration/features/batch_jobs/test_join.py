@@ -140,7 +140,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     assert cluster.run("kept = rank * 11; log_metrics(1, loss=kept); len(big)").results == {0: 2_000_000, 1: 2_000_000}
     clusters = Clusters(logging.getLogger(__name__))
     (live,) = held(clusters, cluster.cluster_id)
-    assert (live.there.name, live.there.launcher, live.there.is_held) == ("job", "torchrun job", True)
+    assert (live.file.name, live.file.launcher, live.file.is_held) == ("job", "torchrun job", True)
     with pytest.raises(UsageError, match="a job's own; stop ends it"):
         live.ask("reset")
     with pytest.raises(UsageError, match=r"the log of rank 1 is on node1: .*/rank1\.log; ssh node1"):
@@ -151,7 +151,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     cluster.detach()
     assert not list(Path("/dev/shm").glob(f"disttrain-job-{os.getpid()}-*"))
     assert ssh_here() == []
-    assert wait_until(lambda: not held(clusters, live.there.cluster_id))
+    assert wait_until(lambda: not held(clusters, live.file.cluster_id))
     clusters.close()
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
     assert cluster.metrics.gather("loss").values.tolist() == [[0.0, 11.0]]
@@ -182,7 +182,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
 
 def held(clusters: Clusters, cluster_id: str) -> list[LiveCluster]:
     """Return what the server tracks of a cluster."""
-    return [live for live in clusters.running() if live.there.cluster_id == cluster_id]
+    return [live for live in clusters.running() if live.file.cluster_id == cluster_id]
 
 
 def ssh_here() -> list[psutil.Process]:
