@@ -95,8 +95,8 @@ def test_first_steps_merges_equal_output(first_steps: Executed) -> None:
     who = first_steps.lines("who")
     assert re.fullmatch(r"ranks 0-1 │ PyTorch [\d.]+\S*, gloo, 2 ranks", who[0])
     assert [re.sub(r"\d+$", "…", line) for line in sorted(who[1:])] == [
-        "rank 0 │ I am rank 0 on cpu, process …",
-        "rank 1 │ I am rank 1 on cpu, process …",
+        "rank 0 │ rank 0 runs on cpu in process …",
+        "rank 1 │ rank 1 runs on cpu in process …",
     ]
     assert first_steps.lines("tensor") == ["rank 0 │ tensor([0, 1, 2])", "rank 1 │ tensor([10, 11, 12])"]
     assert first_steps.lines("all-reduce") == ["ranks 0-1 │ tensor([10, 12, 14])"]
@@ -145,7 +145,7 @@ def test_ddp_digits_saves_its_plot_beside_itself_and_shows_it(ddp_digits: Execut
 def test_model_parallel_ends_with_the_weights_of_the_whole_model(
     model_parallel: Executed, cell: str, shards: list[str]
 ) -> None:
-    assert [re.findall(r"(\([\d, ]+\)) here", line)[0] for line in model_parallel.lines(cell)] == shards
+    assert [re.findall(r"local (\([\d, ]+\))", line)[0] for line in model_parallel.lines(cell)] == shards
     assert (
         model_parallel.number(r"a weight moved by up to (\S+)", "alone") >= 0.01
     )  # otherwise equal weights would prove nothing

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,8 +20,9 @@ from ...support.recovery_tools import SUM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+
+EPOLL = ("do_epoll_wait", "ep_poll")  # where a process sleeps, by version of the kernel
 RESTORED = "closed or redirected by this cell, and restored for the next one"
 
 
@@ -116,6 +118,8 @@ def test_signal_handler_that_raises_while_idle_is_reported_and_harmless(
         f"import os, signal\nkept = rank\ndef handler(*_):\n    os.mkdir({str(called)!r})\n    raise {error}('late')\n"
     )
     run = torchless.run(f"{code}signal.signal(signal.SIGALRM, handler); os.getpid()")
+    # Idle, in its event loop: while it still sends the reply, Python itself may report the error.
+    assert wait_until(lambda: Path(f"/proc/{run.results[1]}/wchan").read_text() in EPOLL)
     os.kill(run.results[1], signal.SIGALRM)
     assert wait_until(called.exists)  # otherwise it is raised in the next cell
     reports: list[str] = []
