@@ -1,4 +1,4 @@
-"""Start ranks, run cells on them, and bring values back: the side of the notebook's process.
+"""Start ranks, run cells on them, and copy values back: the side of the notebook's process.
 
 Imports ipyparallel, never torch; reaches ``rank`` by messages alone.
 """

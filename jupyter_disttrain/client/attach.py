@@ -134,8 +134,8 @@ def detach(lifecycle: Lifecycle) -> None:
         session.stop_watching()
         let_begin(session.launch)
     finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
-        lifecycle.leave("was left to itself")
-        session.open_cells.abandon("the cluster was left to itself while the cell ran; %dist_attach takes it up")
+        lifecycle.leave("was detached")
+        session.open_cells.abandon("the cluster was detached while the cell ran; %dist_attach resumes the cell")
 
 
 class ReplayGate:
@@ -192,7 +192,9 @@ def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> L
     except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
         if isinstance(error, BlockingIOError):
-            raise UsageError(f"the cluster {there.name!r} was just taken by another process") from error
+            raise UsageError(
+                f"another process has just attached to the cluster {there.name!r}; use or detach it there"
+            ) from error
         raise
     return launch
 
@@ -203,7 +205,7 @@ def _wait_until_subscribed(launch: Launch, gate: ReplayGate) -> None:
     while not gate.is_subscribed.wait(ATTACH_REPEAT_SECONDS):
         if time.monotonic() > deadline:
             cluster_id = launch.folders.cluster_id
-            raise LaunchError(f"no rank of {cluster_id} answers; jupyter disttrain stop {cluster_id} ends the cluster")
+            raise LaunchError(f"no rank of {cluster_id} replies; jupyter disttrain stop {cluster_id} ends the cluster")
         for entry in launch.table:
             launch.open_link.request(entry.nanny, RepeatHello())
 

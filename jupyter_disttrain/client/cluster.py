@@ -317,7 +317,7 @@ class Cluster:
 
     @property
     def telemetry(self) -> Telemetry:
-        """The figures that ranks and nodes report over time."""
+        """The measurements that ranks and nodes report over time."""
         return self._session.telemetry
 
     @property

@@ -126,7 +126,7 @@ class Lifecycle:
                     name = session.config.name
                     session.open_cells.abandon(f"the cluster {name!r} was reset while the cell ran; run it again")
                 self._start(fresh)
-            except BaseException:  # also a KeyboardInterrupt: once the old ranks are gone, the cluster is closed
+            except BaseException:  # also a KeyboardInterrupt: once the old ranks have ended, the cluster is closed
                 fresh.stop()
                 if is_gone:
                     self._close()
@@ -149,14 +149,14 @@ class Lifecycle:
         supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         if left := [rank for rank, each in zip(chosen, gone, strict=True) if not each.is_set()]:
             raise LaunchError(
-                f"{label_ranks(left)} did not end: the parent process of a rank, which ends it, does not respond, as "
-                "if it was stopped or its host out of reach; a new process follows when it does, and %dist_reset "
-                "starts all ranks again"
+                f"{label_ranks(left)} did not end: the nanny of a rank, which ends it, does not respond, probably "
+                "because it was stopped or its host is unreachable; a new process starts when it responds, and "
+                "%dist_reset starts all ranks again"
             )
         notes = supervisor.take_notes()
         if any(launch.table[rank].state == RankState.DEAD for rank in chosen):
             raise LaunchError(
-                "; ".join(notes) or f"{label_ranks(chosen)} did not come back; %dist_reset starts all ranks again"
+                "; ".join(notes) or f"{label_ranks(chosen)} could not be replaced; %dist_reset starts all ranks again"
             )
         return notes
 
@@ -165,8 +165,8 @@ class Lifecycle:
         config = self.session.config
         if config.job:
             raise UsageError(
-                f"the ranks of {config.job_file} are a job's own; %dist_shutdown ends it, and only where it was "
-                "started can it be started again"
+                f"the ranks of {config.job_file} belong to a job; end it with %dist_shutdown and start it again with "
+                "its launcher"
             )
 
     # End
@@ -205,7 +205,7 @@ class Lifecycle:
     def leave_because(self, reason: str) -> None:
         """End the wait for cells at once; leave the ranks, which are out of reach, on a thread of its own."""
         self.session.abandon_cells(reason)
-        because = f"is out of reach: {reason}"
+        because = f"is unreachable: {reason}"
         threading.Thread(target=self.leave, args=(because,), name="disttrain leave").start()  # as above
 
     def _on_job_over(self, reason: str) -> None:

@@ -1,1 +1,1 @@
-"""Validate what a user may ask for."""
+"""Validate what a user may request."""

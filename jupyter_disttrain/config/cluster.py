@@ -66,7 +66,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         """Refuse invalid values and combinations."""
         if self.n is not None and not 1 <= self.n <= MAX_RANKS:
-            raise UsageError(f"cannot start {self.n} ranks; ask for 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
+            raise UsageError(f"cannot start {self.n} ranks; choose 1 to {MAX_RANKS}, e.g. %dist_init -n 2")
         self._check_roles()
         self._check_hosts()
         self._check_slurm()
@@ -77,15 +77,16 @@ class ClusterConfig:
             self._check_gpus(self.gpus)
         if self.timeout_s <= 0 or self.start_timeout_s <= 0:
             raise UsageError(
-                f"a time-out is a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}"
+                f"a timeout must be a positive number of seconds, not {min(self.timeout_s, self.start_timeout_s)}"
             )
         if self.grace_s < 0 or self.hang_after_s < 0:
-            raise UsageError(f"a wait is 0 seconds or more, not {min(self.grace_s, self.hang_after_s):g}")
+            raise UsageError(f"a wait must be 0 seconds or more, not {min(self.grace_s, self.hang_after_s):g}")
         if self.idle_timeout_s < 0:
-            raise UsageError(f"an idle time-out is a number of seconds, or 0 for none, not {self.idle_timeout_s:g}")
+            raise UsageError(f"an idle timeout must be a number of seconds, or 0 for none, not {self.idle_timeout_s:g}")
         if self.sample_s and self.sample_s < SHORTEST_SAMPLE_SECONDS:
             raise UsageError(
-                f"figures are taken every {SHORTEST_SAMPLE_SECONDS:g} s at most, not {self.sample_s:g} s; 0 takes none"
+                f"the sampling interval must be at least {SHORTEST_SAMPLE_SECONDS:g} s, or 0 for none, not "
+                f"{self.sample_s:g} s"
             )
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
@@ -128,26 +129,26 @@ class ClusterConfig:
         ipv6 = [host.name for host in self.hosts if ":" in host.name]
         if ipv6 and self.launcher == "mpi":
             raise UsageError(
-                f"Open MPI takes no IPv6 address for a host's name, as {ipv6[0]} is; give the host a name in "
+                f"Open MPI does not accept an IPv6 address as a host's name ({ipv6[0]}); give the host a name in "
                 "~/.ssh/config, or start without MPI: --launcher ssh"
             )
         self._check_spares()
         spaced = [argument for argument in split_command(self.ssh) if not argument or any(map(str.isspace, argument))]
         if spaced and self.launcher == "mpi":  # mpiexec splits its argument at spaces and supports no quotes
             raise UsageError(
-                f"mpiexec can't hand {spaced[0]!r} of --ssh on, because of its spaces; write it into ~/.ssh/config, or "
+                f"mpiexec can't pass on {spaced[0]!r} of --ssh, because it has spaces; put it into ~/.ssh/config, or "
                 "start without MPI: --launcher ssh"
             )
         there = total_slots(self.hosts)
         if there and self.n not in (None, there):
             takes = "the host takes" if len(self.hosts) == 1 else "the hosts take"
-            raise UsageError(f"{takes} {counted(there, 'rank')}, and -n asks for {self.n}; leave -n out")
+            raise UsageError(f"{takes} {counted(there, 'rank')}, and -n requests {self.n}; leave -n out")
         if self.gpus is not None:
             raise UsageError("-g names GPUs of one machine; on hosts set CUDA_VISIBLE_DEVICES with -x, or leave -g out")
 
     def _check_spares(self) -> None:
         if self.spares and self.launcher != "ssh":
-            raise UsageError("nothing can join an MPI job on another host; --spare needs --launcher ssh")
+            raise UsageError("an MPI job can't be extended to another host; --spare needs --launcher ssh")
         both = [host.name for host in self.hosts if host.name in self.spares]
         if both:
             raise UsageError(f"{', '.join(both)} can't be host and spare at once; name others after --spare")
@@ -156,7 +157,7 @@ class ClusterConfig:
         if self.launcher != "slurm":
             if self.slurm is not None:
                 raise UsageError(
-                    "-N, --ntasks-per-node, --partition and the like are for a Slurm job; add --launcher slurm"
+                    "-N, --ntasks-per-node, --partition and similar options are for a Slurm job; add --launcher slurm"
                 )
             return
         if self.hosts:
@@ -175,7 +176,7 @@ class ClusterConfig:
     def _check_gpus(self, gpus: tuple[int, ...]) -> None:
         if self.backend in ("gloo", "none"):
             raise UsageError(
-                f"GPUs {list(gpus)} were named, but the backend {self.backend!r} uses none; leave one of the two out"
+                f"GPUs {list(gpus)} were named, but the backend {self.backend!r} uses none; leave -g or --backend out"
             )
         if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
             raise UsageError(f"cannot use GPUs {list(gpus)}; name each once, e.g. -g 0,1")

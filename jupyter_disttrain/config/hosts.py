@@ -117,9 +117,9 @@ def take_hosts(
         named = ", ".join(host.name for host in hosts)
         there = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
         asked = f"{counted(node_count, 'node')} {'was' if node_count == 1 else 'were'}"
-        raise UsageError(f"{asked} asked for, and {there} named ({named}); change one")
+        raise UsageError(f"{asked} requested, and {there} named ({named}); change one of the two")
     if process_count_per_node is not None and not 1 <= process_count_per_node <= MOST_SLOTS:
-        raise UsageError(f"a node takes 1 to {MOST_SLOTS} ranks, not {process_count_per_node}")
+        raise UsageError(f"a node can have 1 to {MOST_SLOTS} ranks, not {process_count_per_node}")
     taken = tuple(hosts[:node_count])
     if process_count_per_node is None:
         return taken
@@ -204,8 +204,8 @@ def _how(where: str) -> str:
 def _number(text: str, whole: str, where: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
         raise UsageError(
-            f"cannot read the number of ranks in {whole!r} {where}; it is 1 to {MOST_SLOTS}, and a host that is to "
-            "have none is left out"
+            f"cannot read the number of ranks in {whole!r} {where}; it must be 1 to {MOST_SLOTS}; leave out "
+            "hosts without ranks"
         )
     return int(text)
 
@@ -239,5 +239,5 @@ def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:
 def _checked(slots: dict[str, int | None]) -> Iterator[HostSlots]:
     for name, count in slots.items():
         if count is not None and count > MOST_SLOTS:
-            raise UsageError(f"a node takes 1 to {MOST_SLOTS} ranks, not {count} ({name})")
+            raise UsageError(f"a node can have 1 to {MOST_SLOTS} ranks, not {count} ({name})")
         yield HostSlots(name=name, slots=count)

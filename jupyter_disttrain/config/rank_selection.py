@@ -78,7 +78,7 @@ def _parse_text(spec: str, world_size: int) -> set[int]:
             raise UsageError(f"cannot read {part.strip()!r} in ranks {spec!r}; write e.g. '0,2-3' or 'all'")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise UsageError(f"ranks {part.strip()!r} in {spec!r} run backwards; write '{last}-{first}'")
+            raise UsageError(f"ranks {part.strip()!r} in {spec!r} are in reverse order; write '{last}-{first}'")
         # A range that leaves the cluster is cut here and refused by the caller, so "0-10**12" costs nothing.
         ranks.update(range(first, min(last, max(first, world_size)) + 1))
     return ranks

@@ -87,7 +87,7 @@ class SlurmOptions:
         """Refuse invalid values and combinations."""
         for name, value in (("-N", self.nodes), ("--ntasks-per-node", self.ntasks_per_node)):
             if value is not None and value < 1:
-                raise UsageError(f"{name} is a number from 1 on, not {value}")
+                raise UsageError(f"{name} must be 1 or more, not {value}")
         if self.start not in STARTS:
             raise UsageError(f"ranks of a Slurm job are started by {' or '.join(STARTS)}, not by {self.start!r}")
         if self.gpus_per_node is not None:
@@ -98,7 +98,7 @@ class SlurmOptions:
             )
         for option in self.lines:
             if not option.isprintable():
-                raise UsageError(f"an option of sbatch is one line of text, not {option!r}")
+                raise UsageError(f"an option of sbatch must be one line of text, not {option!r}")
         if len(set(map(name_of, self.more))) < len(self.more):
             raise UsageError(f"give each option of sbatch once, not {shlex.join(self.more)}")
 

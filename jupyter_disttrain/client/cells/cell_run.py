@@ -225,7 +225,7 @@ class CellRun:
                 values[rank] = None
         if refused:
             reasons = "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in refused.items())
-            raise UnserializableValueError(f"the cell's value stays on its rank: {reasons}")
+            raise UnserializableValueError(f"the cell's value can't be sent to the notebook: {reasons}")
         return values
 
     # Waiting
@@ -373,7 +373,7 @@ class CellRun:
 
     def _on_deadline(self) -> None:
         if self._is_forced:
-            self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out"), run=self))
+            self._give_up(CellTimeoutError(self._still_running("interrupted after its timeout"), run=self))
         self._is_forced, self.timed_out = self.timed_out, True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
         self._interrupt(sorted(self.state.running), forced=self._is_forced)
@@ -412,8 +412,8 @@ def not_back(ranks: Collection[int], last_resort: str) -> str:
     """Return a message on ranks that still run after interrupts, and what the user can do."""
     has, it_is = ("has", "it is") if len(ranks) == 1 else ("have", "they are")
     return (
-        f"{label_ranks(ranks)} {has} not come back yet: the code there has reacted neither to the interrupt nor to the "
-        f"end of its process group, but an import or a long call in C code may still end; %dist_where shows where "
+        f"{label_ranks(ranks)} {has} not ended the cell: the code there did not react to the interrupt or to the abort "
+        f"of its process group, but an import or a long call in C code may still return; %dist_where shows where "
         f"{it_is}, %dist_wait waits, %dist_interrupt interrupts again; the last resort, which loses variables: "
         f"{last_resort}"
     )

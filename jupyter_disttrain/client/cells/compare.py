@@ -63,7 +63,7 @@ class Comparison:
         if others:
             named = ", ".join(each.path for each in others[:LISTED])
             more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
-            lines.append(f"  after it differ {named}{more}")
+            lines.append(f"  others that differ: {named}{more}")
         return "\n".join(lines)
 
 
@@ -109,7 +109,7 @@ def compare(
 def _difference(path: str, by_rank: Mapping[int, tuple[str, str | None]], ranks: Sequence[int]) -> Difference | None:
     groups: dict[tuple[str, str | None], list[int]] = {}
     for rank in ranks:
-        groups.setdefault(by_rank.get(rank, ("has none", None)), []).append(rank)
+        groups.setdefault(by_rank.get(rank, ("missing", None)), []).append(rank)
     if len(groups) == 1:
         return None
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))

@@ -30,7 +30,9 @@ def death_lines(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int
     reported, file, line = _up_to_own(crash)
     shown = (["Its last lines on stderr:", *last_lines] if last_lines else []) + reported
     if _GLOO_MISMATCH in stderr_tail:
-        shown.append("Gloo ends a process that is sent more than its tensor holds: ranks gave tensors of different")
+        shown.append(
+            "Gloo aborts a process that receives more than its tensor holds: ranks passed tensors of different"
+        )
         shown.append("sizes or types to one collective, or to a send and its recv; compare the shapes on all ranks")
     return tuple(shown), file, line
 

@@ -234,7 +234,9 @@ class Cells:
             if memory_shortage.is_shortage_of_gpu(content):
                 self._supervisor.note(memory_shortage.held_on_gpus(self._supervisor.remarks.vitals))
             if content.get("device_lost"):
-                self._supervisor.end_process(entry, f"rank {rank} lost its GPU's context: {content['evalue']:.120}")
+                self._supervisor.end_process(
+                    entry, f"rank {rank} on {entry.info.host} lost its GPU's context: {content['evalue']:.120}"
+                )
             uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
             broken = broken or uneven or bool(content.get("step_cut_off"))
             if content.get("mpi_revoked"):
@@ -261,7 +263,7 @@ class Cells:
                 self._keep_late(following)
 
     def _keep_late(self, event: Event) -> None:
-        """Pass output of a cell whose output area is gone to the running cell, or keep it for the next."""
+        """Pass output of a cell whose output area was removed to the running cell, or keep it for the next."""
         with self._lock:
             if (self._current is None or not self._current.put(event)) and len(self._late) < LATE_LIMIT:
                 self._late.append(event)
@@ -299,7 +301,7 @@ class Cells:
         if back:
             has, their = ("has", "its") if len(back) == 1 else ("have", "their")
             number = self._launch.table[back[0]].cell
-            self._supervisor.note(f"{label_ranks(back)} {has} come back from cell {number} with {their} variables")
+            self._supervisor.note(f"{label_ranks(back)} {has} ended cell {number} and kept {their} variables")
 
     def abandon(self, reason: str) -> None:
         """End the wait for every cell with a :class:`ClusterClosedError`: the ranks can't be reached any more."""

@@ -31,7 +31,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 SHORT_TEXT = 200  # characters; shorter texts are shown whole
 AROUND = 40  # characters of context around a difference
-COMPARED_WORDS = 500  # longest middle part to compare in detail, in words
+COMPARED_WORDS = 500  # longest middle part to compare in detail, in tokens
 
 
 def merge_failures(failures: Iterable[CellFailure]) -> tuple[CellFailure, ...]:
@@ -112,7 +112,7 @@ def differing_part(text: str, other: str) -> str:
 
 
 def _beginning(words: list[str]) -> list[str]:
-    """Return the first few words, up to ``AROUND`` characters."""
+    """Return the first few tokens, up to ``AROUND`` characters."""
     lengths = accumulate(map(len, words))
     return [word for word, length in takewhile(lambda pair: pair[1] <= AROUND, zip(words, lengths, strict=True))]
 
@@ -123,7 +123,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _differing_places(words: list[str], others: list[str]) -> list[tuple[int, int]]:
-    """Return the ranges of words at which a text differs from another."""
+    """Return the ranges of tokens at which a text differs from another."""
     start = _common(words, others)
     end = _common(words[start:][::-1], others[start:][::-1])
     middle, other_middle = words[start : len(words) - end], others[start : len(others) - end]
@@ -141,5 +141,5 @@ def _differing_places(words: list[str], others: list[str]) -> list[tuple[int, in
 
 
 def _common(words: list[str], others: list[str]) -> int:
-    """Return the number of words that both begin with."""
+    """Return the number of tokens that both begin with."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))))

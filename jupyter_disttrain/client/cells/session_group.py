@@ -55,6 +55,6 @@ def restore_group(launch: Launch, ranks: Sequence[int], form: Callable[[], None]
     if gone and kept:
         raise UsageError(
             f"{label_ranks(gone)} ended the process group and {label_ranks(kept)} did not, so a collective would wait "
-            f"forever; run dist.destroy_process_group() with %%rank {format_ranks(kept)} too and all get a new one, "
-            "or %dist_reset"
+            f"forever; also run dist.destroy_process_group() with %%rank {format_ranks(kept)}, so that all ranks form "
+            "a new group, or run %dist_reset"
         )

@@ -94,7 +94,7 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
 def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     """Compare a variable over ranks."""
     if len(ranks) < 2:  # noqa: PLR2004
-        raise UsageError(f"{label_ranks(ranks)} alone can't differ; name two ranks or more with -r")
+        raise UsageError(f"{label_ranks(ranks)} can't be compared with itself; name at least two ranks with -r")
     contents = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
     missing = [rank for rank, content in contents.items() if content["status"] == "missing"]
     if missing:
@@ -118,7 +118,7 @@ def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
         return from_shared_memory(launch.folders.shelf_name, reply["content"]["shelf"], reply["buffers"])
     except ValueError as error:
         host = launch.table[rank].info.host
-        raise UnserializableValueError(f"the value of rank {rank} on {host} was not taken: {error}") from error
+        raise UnserializableValueError(f"the value of rank {rank} on {host} could not be received: {error}") from error
 
 
 def from_shared_memory(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
@@ -139,10 +139,10 @@ def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> 
     except ValueError as error:
         return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
     except FileNotFoundError:
-        reason = "it was given to the notebook that ran the cell"  # the reply was repeated after that
+        reason = "it was sent to the notebook that ran the cell"  # the reply was repeated after that
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
     except OSError as error:
-        reason = f"the notebook can't map its memory ({error.strerror})"
+        reason = f"the notebook can't map its shared memory ({error.strerror})"
         return content | {"value": {"kind": "unserializable", "reason": reason}}, []
 
 
@@ -175,5 +175,7 @@ def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
     while not done.wait(0.2):
         if entry.state == RankState.DEAD:
             who = f"rank {entry.info.rank} ({entry.info.host})"
-            raise UsageError(f"{who} died meanwhile; try again once it is replaced, which the next output reports")
+            raise UsageError(
+                f"{who} died before it replied; try again once it is replaced, which the next output reports"
+            )
     return future.result()

@@ -116,7 +116,8 @@ class Steps:
         where = "" if group[1] in DEFAULT_GROUPS else f" in group {group[1]}"
         return (
             f"out of step{where}: {', '.join(ahead)} of {label_ranks(by_total[least])}, so the next one that all ranks "
-            "call will hang, unless the others call it first (stop it then, and all are in step again)"
+            "call will hang, unless the others call it first (if it hangs, interrupt it: all are in step again "
+            "afterwards)"
         )
 
     # Totals

@@ -46,18 +46,18 @@ def why_lost(
         return tunnel.why_ended
     if cut_s:
         return (
-            f"no host of {config.job_file} has answered for {cut_s:.1f} s, as if the network was cut; the ranks "
-            "go on without this notebook, and %dist_attach brings them back"
+            f"no host of {config.job_file} has replied for {cut_s:.1f} s, so the network is probably down; the "
+            "ranks continue without this notebook; %dist_attach connects to them again"
         )
     if config.job and tunnel is None and _goes_on(config.job_file, folders.cluster_id):
         return (
-            f"the connection to the ranks of {config.job_file} broke; they go on without this notebook, and "
-            f"%dist_attach {config.job_file} brings them back"
+            f"the connection to the ranks of {config.job_file} was lost; they continue without this notebook; "
+            f"%dist_attach {config.job_file} connects to them again"
         )
     if config.job:
         dead = [entry.info.rank for entry in table if entry.state == RankState.DEAD]
         after = f" after {label_ranks(dead)} died" if dead else ""
-        return f"the job of {config.job_file} has ended{after}; start it again and %dist_attach its file"
+        return f"the job of {config.job_file} has ended{after}; start it again and attach to it with %dist_attach"
     return (
         f"the controller of cluster {config.name!r} on {socket.gethostname()} {controller_fate or 'has ended'}; "
         "no rank can be reached without it, so all ranks end; %dist_reset starts them again"
@@ -82,16 +82,16 @@ def stuck_remedy(config: ClusterConfig, ranks: Collection[int], *, mpi_heals: bo
     """Return the remedy for ranks that don't respond to interrupts and releases."""
     if not config.job:
         return f"%dist_reset -r {format_ranks(ranks)} replaces just {'that rank' if len(ranks) == 1 else 'those ranks'}"
-    text = "only %dist_shutdown, which ends the job, ends that"
+    text = "only %dist_shutdown can end them; it ends the job"
     if config.has_mpi and not mpi_heals:
-        text += "; calls of MPI can be ended where the job begins with mpirun --with-ft ulfm --continuous (Open MPI 5)"
+        text += "; MPI calls can be ended in a job that is started with mpirun --with-ft ulfm --continuous (Open MPI 5)"
     return text
 
 
 def remedy(config: ClusterConfig, ranks: Collection[int] = ()) -> str:
     """Return the remedy once ranks can't be replaced."""
     if config.job:
-        return "a new job has all ranks again (%dist_shutdown ends this one)"
+        return "start a new job to get all ranks again (%dist_shutdown ends this one)"
     if config.launcher == "slurm" and ranks:  # the reason may pass, and a new job would have to wait in the queue
         return f"%dist_reset -r {format_ranks(ranks)} tries again, and %dist_reset starts all ranks again"
     return "%dist_reset starts the ranks again"

@@ -120,7 +120,7 @@ def explain(
     lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
     collectives = [report.collective for report in reports.values()]
     if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
-        lines.append("all of them wait in it: do they name the same src or dst?")
+        lines.append("all of them wait in it; check that they pass the same src or dst")
     return lines
 
 
@@ -186,7 +186,7 @@ def _from_outside(report: HangReport) -> str:
     own = [(line, name) for path, line, name in frames if _CELL in path]
     if own:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
-        return f", in code that lets no other thread run, at line {own[0][0]}{inner}"
+        return f", in code that holds the GIL, at line {own[0][0]}{inner}"
     return f", last seen{_at(report.reply)}" if report.reply is not None and report.reply["line"] else ""
 
 
@@ -241,7 +241,7 @@ def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
     for (_group, number, _backend), kinds in found.items():
         if len(kinds) > 1:
             calls = "; ".join(f"{label_ranks(ranks)} in {call}" for call, ranks in kinds.values())
-            lines.append(f"collective number {number} is not the same on all ranks, so it can't end well: {calls}")
+            lines.append(f"collective number {number} is not the same on all ranks, so it can't complete: {calls}")
     return lines
 
 

@@ -43,7 +43,7 @@ class HostHeartbeat:
     on_cut
         Called with the seconds since the last answer, once no host answers; None: then all hosts count as lost.
     mpiexec_was_killed
-        Returns whether mpiexec was killed. Nannies on other hosts are killed with it, so that silence does not show
+        Returns whether mpiexec was killed. Nannies on other hosts are killed with it, so a missing reply does not show
         that their host is lost.
     """
 
@@ -109,14 +109,14 @@ class HostHeartbeat:
             return
         if lost and is_alone:
             self._note(
-                "no host answers any more: it may be this machine that is cut off from the network, or its controller "
-                "that was stopped"
+                "no host replies any more; this machine may be disconnected from the network, or the controller on it "
+                "stopped"
             )
         for name, silent_s in lost.items():
             for entry in by_host.get(name, []):  # these ranks are unreachable, whatever they do
                 self._on_death(_death(entry, host_silent_s=silent_s))
         for name, silent_s in returned.items():
-            self._note(f"{name} did not answer for {silent_s:.1f} s and answers again; nothing was lost")
+            self._note(f"{name} did not reply for {silent_s:.1f} s and replies again; no rank was lost")
         self._ask(link, table, probes, by_host)
 
     def _take_ended(self, lost: dict[str, float]) -> list[str]:
@@ -175,7 +175,7 @@ class HostHeartbeat:
             self._watch.forget(name)
         for nanny in nannies:
             link.request(nanny, End())
-        self._note(f"{name} answers again; the processes that it still had of this cluster were ended")
+        self._note(f"{name} replies again; the processes of this cluster that still ran there were ended")
 
 
 def _host(entry: RankEntry) -> str:

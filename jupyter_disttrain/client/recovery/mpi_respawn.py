@@ -68,7 +68,7 @@ class Respawn:
             raise LaunchError(f"the new process (process {self._new_nannies[0].pid}) was killed while it started")
         self._new_nannies = [each for each in there if each not in self._before]
         if self._may_hang and self._is_asleep():
-            raise LaunchError("mpiexec does not answer the new process, as it may be after a nanny was killed")
+            raise LaunchError("mpiexec does not reply to the new process, which can happen after a nanny was killed")
         alive = [entry for entry in self._starters if entry.state != RankState.DEAD]
         if not alive:
             raise LaunchError("the ranks that were to start a new process have died")

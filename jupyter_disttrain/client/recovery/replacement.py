@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .heartbeat import HostHeartbeat
 
 MOST_LOAD = 3.0  # load per core up to which the time limit grows
-REMEDY = "%dist_reset begins a new job"
+REMEDY = "start a new MPI job with %dist_reset"
 
 
 class RankReplacer:
@@ -108,7 +108,7 @@ class RankReplacer:
                 if state.config.job or host == old.launch_host:
                     raise
                 self._spare_hosts.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
-                state.on_note(f"{host} can't stand in for {old.launch_host}: {' '.join(str(error).split())}")
+                state.on_note(f"{host} can't replace {old.launch_host}: {' '.join(str(error).split())}")
             else:
                 for text in entry.troubles:
                     state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {text}")
@@ -136,11 +136,11 @@ class RankReplacer:
         state = self._state
         assert state.processes is not None
         if state.config.job:
-            within = f"nothing can be started within a job of {state.config.job} from outside"
+            within = f"no process can be added to a running job of {state.config.job}"
             alone = "" if state.config.backend == "none" else ", but without dist, whose process group needs all ranks"
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(state.config)}")
         killed = killed_nannies(state.table)
-        if state.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init for ever
+        if state.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init forever
             self._lose_mpi("several nannies were killed at once, after which Open MPI starts no process")
         known = {entry.engine for entry in state.table}
         if state.mpi_heals and not state.mpi_lost:
@@ -161,5 +161,7 @@ class RankReplacer:
         except LaunchError as error:
             allocated = state.placement.allocated
             if allocated is not None and allocated.job.state().state == UNKNOWN:
-                raise LaunchError(f"Slurm does not answer, and starts nothing on {host} until it does") from error
+                raise LaunchError(
+                    f"Slurm does not respond, so no process can be started on {host}; try again later"
+                ) from error
             raise

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..startup.rank_table import RankEntry
     from .heartbeat import HostHeartbeat
 
-GO_ON = "the others go on, with -r"
+GO_ON = "the other ranks can be used with -r"
 
 
 class SpareHosts:
@@ -82,12 +82,14 @@ class SpareHosts:
             return _lost_with_mpi(lost, table)
         ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host in lost)
         are, they, their = ("is", "it is", "its") if len(lost) == 1 else ("are", "they are", "their")
-        other = "no spare is left" if self._config.spares else "a cluster with --spare HOST has one for such ranks"
+        other = (
+            "no spare is left" if self._config.spares else "--spare HOST at the start reserves a host for such ranks"
+        )
         if self._config.launcher == "slurm":
-            other = "%dist_shutdown and %dist_init ask Slurm for other nodes"
+            other = "%dist_shutdown and %dist_init request other nodes from Slurm"
         return (
-            f"{', '.join(lost)} {are} lost; once {they} there again %dist_reset -r {ranks} starts {their} ranks there, "
-            f"and {other}"
+            f"{', '.join(lost)} {are} lost; once {they} reachable again, %dist_reset -r {ranks} starts {their} ranks "
+            f"there; {other}"
         )
 
 
@@ -99,6 +101,6 @@ def _lost_with_mpi(lost: Sequence[str], table: Sequence[RankEntry]) -> str:
     left = ",".join(f"{name}:{count}" for name, count in counts.items())
     without = f"--hosts {left}" if left else "on other hosts"
     return (
-        f"one MPI job over hosts does not outlive the loss of {', '.join(lost)}; %dist_shutdown, then %dist_init "
-        f"{without}, or with --launcher ssh --spare HOST, which does"
+        f"an MPI job does not survive the loss of a host ({', '.join(lost)}); run %dist_shutdown, then %dist_init "
+        f"{without}, or use --launcher ssh --spare HOST, which survives it"
     )

@@ -183,7 +183,7 @@ class Supervisor:
                 except ClusterClosedError:
                     log.debug("the cluster was closed meanwhile", exc_info=True)
                 except Exception:  # without this thread the session would never recover again
-                    log.exception("%s could not be done", action.do.name)
+                    log.exception("the recovery action %s failed", action.do.name)
 
     def _do(self, action: Action) -> None:
         if action.do is Do.INSPECT:
@@ -236,7 +236,7 @@ class Supervisor:
         entry, reply = self._launch.table[rank], self.stacks.reports[rank].reply or {}
         self.note(
             f"rank {rank} on {entry.info.host} was in {reply.get('call', 'MPI')}, which does not end when its "
-            "communicator is revoked: after three interrupts its process was ended"
+            "communicator is revoked; its process was killed after three interrupts"
         )
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
@@ -271,9 +271,9 @@ class Supervisor:
         with self._changed:
             self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
         where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
-        note = f"rank {rank} was replaced by a new process{where} with fresh variables"
+        note = f"rank {rank} was replaced by a new process{where} without its variables"
         if (source := self._state.survivor) is not None:
-            note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
+            note += f"; %dist_copy --from {source} --to {rank} NAME... restores them"
         table = self._launch.table
         self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != RankState.DEAD), note)
 
@@ -297,7 +297,7 @@ class Supervisor:
             self._finish(lambda state, _now: state.on_formed(well=False), "" if died else text)
             return
         self._write_down()
-        notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
+        notes = [f"lost with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
         self._finish(lambda state, _now: state.on_formed(well=True), *notes)
 
     def _release_who_forms(self) -> None:
@@ -334,7 +334,9 @@ class Supervisor:
         try:
             self._launch.write()
         except OSError as error:
-            self.note(f"%dist_attach would not find the ranks as they are now: {error}")
+            self.note(
+                f"the cluster file could not be written, so %dist_attach would not find the current ranks: {error}"
+            )
 
     def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
         with self._changed:

@@ -337,19 +337,19 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
     if others:
         were, them = ("was", "it") if len(others) == 1 else ("were", "them")
         raise UsageError(
-            f"{', '.join(others)} {were} started by another version of jupyter_disttrain, and here is {VERSION}; "
-            f"install that version again to reach {them}"
+            f"{', '.join(others)} {were} started by another version of jupyter_disttrain than {VERSION}; "
+            f"install that version again to attach to {them}"
         )
     names = [cluster.name for cluster in there]
     listed = ", ".join(each.name if names.count(each.name) == 1 else each.cluster_id for each in there) or "none"
-    what = f"no cluster {which!r} runs (there: {listed})"
+    what = f"no cluster {which!r} is running (running: {listed})"
     if which is None:
         what = (
-            f"no cluster waits for a notebook (those that run end with theirs: {listed})"
+            f"no running cluster can be attached to (these end with their notebook: {listed})"
             if there
-            else "no cluster runs"
+            else "no cluster is running"
         )
     raise UsageError(
-        f"{what}; one that outlives its kernel is started with %dist_init --keep, and the ranks of a batch job are "
-        "joined by its file: %dist_attach FILE"
+        f"{what}; start one that outlives its kernel with %dist_init --keep, or attach to the ranks of a batch job "
+        "with %dist_attach FILE"
     )

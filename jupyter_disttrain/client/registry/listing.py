@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .cluster_file import ClusterFile
 
-NONE = "no cluster of yours runs on this machine; %dist_init in a notebook starts one\n"
+NONE = "you have no running cluster on this machine; %dist_init in a notebook starts one\n"
 
 
 def write(out: TextIO, *, as_json: bool = False) -> None:
@@ -58,7 +58,7 @@ def _write_table(out: TextIO, rows: list[dict[str, Any]]) -> None:
     free = [row["name"] for row in rows if row["kept"] and row["held_by"] is None]
     if free:
         out.write(
-            f"\nin a notebook, %dist_attach {free[0]} brings it back; here, jupyter disttrain stop {free[0]} ends it\n"
+            f"\nin a notebook, %dist_attach {free[0]} attaches to it; here, jupyter disttrain stop {free[0]} ends it\n"
         )
 
 

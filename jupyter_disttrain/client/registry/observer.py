@@ -39,7 +39,7 @@ def what_ranks_do(there: ClusterFile) -> str:
         wait(asked.values(), OBSERVER_ANSWER_SECONDS)
         doing: dict[str, list[int]] = {}
         for rank, answer in asked.items():
-            doing.setdefault(_text(answer.result()["content"]) if answer.done() else "no answer", []).append(rank)
+            doing.setdefault(_text(answer.result()["content"]) if answer.done() else "no reply", []).append(rank)
     if len(doing) == 1:
         return next(iter(doing))
     return "; ".join(f"{label_ranks(ranks)}: {text}" for text, ranks in doing.items())

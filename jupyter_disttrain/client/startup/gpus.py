@@ -83,7 +83,7 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
     if chosen and config.count is not None and config.count > len(chosen) and not config.share_gpus:
         raise UsageError(
             f"{config.count} ranks need {config.count} GPUs, and {len(chosen)} can be used; "
-            f"ask for -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
+            f"use -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     if chosen and config.count is not None and config.count > len(chosen):
         check_shared_nccl(config)
@@ -101,8 +101,9 @@ def check_shared_nccl(config: ClusterConfig) -> None:
     is_set = HOST_ID in os.environ or any(each.partition("=")[0] == HOST_ID for each in config.forward)
     if config.backend == "nccl" and not is_set:
         raise UsageError(
-            "NCCL takes one rank per GPU and host (it fails with 'Duplicate GPU detected'), so --backend nccl can't go "
-            "with --share-gpus; leave --backend out, and ranks that share a GPU use Gloo, or ask for fewer ranks"
+            "NCCL supports one rank per GPU of a host (else: 'Duplicate GPU detected'), so --backend nccl can't be "
+            "combined "
+            "with --share-gpus; leave --backend out, so that ranks that share a GPU use Gloo, or start fewer ranks"
         )
 
 
@@ -170,8 +171,8 @@ def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mappi
         wanted = min(count, shown.get(node, 0))
         if 0 < usable[node] < wanted and not config.share_gpus:
             raise UsageError(
-                f"the driver shows {counted(shown[node], 'GPU')} on {node}, and torch on a rank sees {usable[node]} (a "
-                "container, a cgroup, MIG or one GPU per task of Slurm hides the others); ask for as many ranks as "
+                f"the driver reports {counted(shown[node], 'GPU')} on {node}, and torch on a rank sees {usable[node]} "
+                "(a container, a cgroup, MIG or one GPU per task of Slurm hides the others); start as many ranks as "
                 "torch sees GPUs, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
             )
     return usable
@@ -212,7 +213,7 @@ def _why_blind(hello: RankHello) -> str:
         return "it is a CPU build"
     if not hello.accelerator.startswith("CUDA"):
         return f"it is built for {hello.accelerator}, which is not supported"
-    return f"it is built for {hello.accelerator}, which this driver or container does not give it"
+    return f"it is built for {hello.accelerator}, which this driver or container does not provide"
 
 
 def note_of_devices(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mapping[str, int]) -> str:

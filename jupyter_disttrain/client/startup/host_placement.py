@@ -92,8 +92,8 @@ def _filled(config: ClusterConfig, gpus: Mapping[str, int]) -> tuple[HostSlots, 
         equal, rest = divmod(left, len(without_slots))
         if rest or equal < 1:
             raise UsageError(
-                f"-n {config.n} leaves {left} to be shared out evenly over {', '.join(without_slots)}, which "
-                "is not possible; give each its number, e.g. --hosts node1:4,node2:2"
+                f"-n {config.n} leaves {left} for {', '.join(without_slots)}, which can't be divided evenly; give each "
+                "host its number of ranks, e.g. --hosts node1:4,node2:2"
             )
     usual = gpus if config.n is None else {}
     return tuple(replace(host, slots=host.slots or usual.get(host.name) or equal) for host in config.hosts)

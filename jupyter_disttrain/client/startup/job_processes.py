@@ -58,7 +58,7 @@ class JobProcesses:
         LaunchError
             Always.
         """
-        raise LaunchError(f"nothing can be started within a job of {self._config.job} from outside")
+        raise LaunchError(f"no process can be added to a running job of {self._config.job}")
 
     def end(self, patience_s: float) -> None:
         """Wait up to ``patience_s`` seconds for the job's controller to end, with which its file is removed."""

@@ -364,12 +364,12 @@ class Launch:
         self.state.processes.check()
         if time.monotonic() > self.state.start_deadline:
             if self.config.hosts:
-                # Raises an error that names a host that is gone.
+                # Raises an error that names a lost host.
                 place(self.config, self.folders, lambda _text: None, self._taken)
             text = output_end(self.state.processes.output)
             raise LaunchError(
-                f"{arrived} of {counted(self.state.n, 'rank')} came up within {self.config.start_timeout_s:g} s; "
-                f"give more with --start-timeout, or see what {self.state.processes.launcher} did{text}"
+                f"{arrived} of {counted(self.state.n, 'rank')} started within {self.config.start_timeout_s:g} s; "
+                f"increase --start-timeout, or check the output of {self.state.processes.launcher}{text}"
             )
 
     # Stop
@@ -415,7 +415,7 @@ class Launch:
         with deferred_interrupts():
             self._taken.close()
 
-    def leave(self, because: str = "was left to itself") -> None:
+    def leave(self, because: str = "was detached") -> None:
         """Detach from the processes and keep them running for a client that joins later."""
         link, self.state.link = self.link, None
         self.state.processes = None

@@ -190,7 +190,7 @@ class Processes:
             if not engines.alive():
                 if fate := getattr(engines, "fate", ""):
                     raise LaunchError(f"{fate}{output_end(engines.get_output())}")
-                raise LaunchError(f"before the ranks were up, {self.launcher} {_end_of(engines)}")
+                raise LaunchError(f"before all ranks had started, {self.launcher} {_end_of(engines)}")
         self._check_rank_processes()
 
     def _check_rank_processes(self) -> None:
@@ -215,8 +215,8 @@ class Processes:
             output = self.output
             text = f":\n{tail(output)}" if output.strip() else ""
             raise LaunchError(
-                f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report: by "
-                f"SIGKILL, say of the kernel's out-of-memory killer, or another signal{text}"
+                f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report, "
+                f"probably by SIGKILL, e.g. of the kernel's out-of-memory killer, or another signal{text}"
             )
 
     def rank_processes(self) -> list[psutil.Process]:
@@ -251,7 +251,7 @@ class Processes:
         ``is_dying``: wait for its end for a moment, as deaths of ranks on other hosts may be seen before it.
         """
         has_hosts = bool(self._placement.hosts)
-        effect = "with it ended the ranks on other hosts" if has_hosts else "without it MPI starts no process"
+        effect = "the ranks on other hosts ended with it" if has_hosts else "MPI can't start processes without it"
         for engines in list(self._cluster.engines.values()):
             if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
                 text = engines.exit_text if is_dying or not engines.alive() else ""

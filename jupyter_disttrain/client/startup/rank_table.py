@@ -4,8 +4,8 @@ Covers: deciding ranks, local ranks and node ranks from the hellos of the proces
 Does not cover: sending identities (``client.startup.launch``).
 
 The launcher's own rank is used if every process has one and all differ, because MPI counts that way. Otherwise the
-order is by host, then by process id. Nothing else is trusted: engine ids, LOCAL_RANK and SLURM_PROCID were each seen
-wrong.
+order is by host, then by process id. Nothing else is used: engine ids, LOCAL_RANK and SLURM_PROCID were each observed
+to be wrong.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _order(hellos: Sequence[RankHello], hosts: list[str]) -> list[RankHello]:
         return sorted(hellos, key=lambda hello: (place.get(node_of(hello), len(place)), node_of(hello), hello.pid))
     if sorted(launch_ranks, key=lambda rank: -1 if rank is None else rank) != list(range(len(hellos))):
         raise LaunchError(
-            f"mpiexec has numbered the ranks {launch_ranks} where there are {len(hellos)}; mpi4py and mpiexec belong "
+            f"mpiexec has numbered {len(hellos)} processes as ranks {launch_ranks}; mpi4py and mpiexec belong "
             "to different MPI installations (run: jupyter disttrain doctor)"
         )
     return sorted(hellos, key=lambda hello: hello.launch_rank or 0)

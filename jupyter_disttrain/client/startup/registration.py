@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
-MISSED_CHECKS = 3  # checks that find a nanny gone, before its rank counts as dead: its last message may be in transit
+MISSED_CHECKS = 3  # checks that do not find a nanny, before its rank counts as dead: its last message may be in transit
 
 
 class Registration:
@@ -126,7 +126,7 @@ class Registration:
         def check() -> None:
             on_silence()
             if time.monotonic() > deadline:
-                raise LaunchError(f"no new process came up within {round(timeout_s, 1):g} s")
+                raise LaunchError(f"no new process started within {round(timeout_s, 1):g} s")
 
         while hello is None or hello.engine not in nannies:
             arrival = self._next(check)
@@ -146,7 +146,7 @@ class Registration:
     def _next(self, check: Callable[[], None]) -> RankHello | NannyHello | RankDeath | None:
         """Return the next message; None where none came in time.
 
-        ``check`` finds out whether to wait on. Messages that have arrived come first, as they say more. But many ranks
+        ``check`` raises to end the wait. Messages that have arrived come first, as they are more specific. Many ranks
         repeat their acknowledged hellos all the time.
         """
         arrival: RankHello | NannyHello | RankDeath | None = None
@@ -216,7 +216,7 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
     hint = f"its log may show why: {log}" if log.exists() else "it printed nothing"
     return LaunchError(
         f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
-        "give more with --start-timeout, or start again"
+        "increase --start-timeout, or start again"
     )
 
 
@@ -242,7 +242,7 @@ def unreported_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
 def killed_nannies(table: Sequence[RankEntry]) -> int:
     """Return how many nannies were killed, of ranks without a new process.
 
-    A nanny that has reported its rank's death ends as well, and is found gone by one check at most.
+    A nanny that has reported its rank's death ends as well, and is missing at one check at most.
     """
     return sum(entry.nanny_missed > 1 for entry in table)
 

@@ -48,7 +48,7 @@ def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str]
     UsageError
         If the request can't be satisfied as it is.
     LaunchError
-        If Slurm does not allocated it, or a node can't be used; the message names each such node and what to do.
+        If Slurm does not allocate it, or a node can't be used; the message names each such node and what to do.
     """
     find("srun")
     wanted = HostRequirements.here(  # before a job waits in the queue: this fails if this machine lacks something
@@ -86,4 +86,4 @@ def _why(allocated: AllocatedNodes, state: JobState, error: LaunchError) -> Laun
     if state.state not in ("RUNNING", UNKNOWN):
         return LaunchError(over_text(allocated.job.state() if allocated.is_own else state, state))
     other = "the job was ended; --exclude=HOST" if allocated.is_own else "--new-job --exclude=HOST"
-    return LaunchError(f"{allocated.label}: {error}\n  {other} asks Slurm for other nodes")
+    return LaunchError(f"{allocated.label}: {error}\n  {other} requests other nodes from Slurm")

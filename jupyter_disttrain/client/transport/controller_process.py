@@ -34,9 +34,9 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
     free = [port for port in range(first, last + 1) if is_free(address, port)]
     if len(free) < CONTROLLER_PORTS:
         raise LaunchError(
-            f"of the ports {first} to {last} {len(free) or 'none'} of the {CONTROLLER_PORTS} that the controller needs "
-            f"can be had on {address}; name more with --controller-ports, or shut down who has them: another cluster, "
-            "maybe"
+            f"the controller needs {CONTROLLER_PORTS} ports on {address}, and {len(free) or 'none'} of {first} to "
+            f"{last} "
+            "can be used; name more with --controller-ports, or end the processes that use them, e.g. another cluster"
         )
     return free
 
@@ -52,7 +52,9 @@ def any_ports(address: str) -> list[int]:
     try:
         return choose_ports(address, CONTROLLER_PORTS)
     except OSError as error:
-        raise LaunchError(f"the controller has no ports: {error}; name some with --controller-ports") from error
+        raise LaunchError(
+            f"there are no free ports for the controller: {error}; name some with --controller-ports"
+        ) from error
 
 
 class ControllerProcess(WithAnyLog, LocalControllerLauncher):

@@ -244,7 +244,7 @@ class Link:
         if self._closed:
             return
         self._closed = True
-        self.fail_requests("the cluster was shut down before the reply came")
+        self.fail_requests("the cluster was shut down before the reply arrived")
         self._is_woken = False
         self._wake()
         if threading.current_thread() is not self._thread:

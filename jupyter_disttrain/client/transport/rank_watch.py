@@ -4,8 +4,8 @@ Covers: deciding that from the hub's records and from open connections.
 Does not cover: what follows from it (``controller``).
 
 Heartbeats alone do not show which ranks have left. Processes that are killed all at once do not deregister, and the hub
-counts on them for half a minute; the hub gives up processes that a debugger has stopped, or whose network was cut for a
-while, although they go on. The system closes the connections of a process that ends, and keeps those of all others.
+still lists them for half a minute; the hub drops processes that a debugger has stopped, or whose network was down for a
+while, although they still run. The system closes the connections of a process that ends, and keeps those of all others.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ OPTIONS = (
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
-# The shell of a notebook whose network is gone does not notice that for hours, and would hold the lock. The pid of a
+# The shell of a notebook that lost its network does not detect that for hours, and would hold the lock. The pid of a
 # shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
 LEASE_SCRIPT = """umask 077; cd {folder} && exec 9>>holder
 flock -n 9; code=$?
@@ -159,7 +159,7 @@ class Tunnel:
                 f"ssh to {self.host} failed: {message}; try: {shlex.join([*self._ssh, self.host, 'true'])}"
             )
         raise UsageError(
-            f"cannot read {self.file} on {self.host}: {message}; the job has not begun, has ended, or wrote its file "
+            f"cannot read {self.file} on {self.host}: {message}; the job has not started, has ended, or wrote its file "
             "elsewhere"
         )
 
@@ -199,8 +199,8 @@ class Tunnel:
                 greeted = False
         if not greeted:
             raise UsageError(
-                f"{self.host} does not reach the controller of {self.file} at {job_file.address}: the job that wrote "
-                f"it has ended, or that host is not in its network; {job_file.host} is"
+                f"{self.host} can't reach the controller of {self.file} at {job_file.address}: the job that wrote it "
+                f"has ended, or that host is not in its network; connect through {job_file.host}"
             )
 
     def ask(self, script: str) -> str:
@@ -235,7 +235,9 @@ class Tunnel:
             readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             read = os.read(self._process.stdout.fileno(), 1 << 16) if readable else b""
             if not read:
-                silent = f"the shell on {self.host} does not answer; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+                silent = (
+                    f"the shell on {self.host} does not respond; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+                )
                 raise LaunchError(self.why_ended or silent)
             self._read_buffer += read
         before, _, self._read_buffer = self._read_buffer.partition(mark)
@@ -270,7 +272,7 @@ class Tunnel:
             )
         if answer != "0":
             raise UsageError(
-                f"cannot check who holds the ranks of {self.file}: flock on {self.host} ended with "
+                f"cannot check whether a notebook holds the ranks of {self.file}: flock on {self.host} returned "
                 f"{answer or 'nothing'}; it has to be installed there, and the file system has to support locks"
             )
 
@@ -313,7 +315,7 @@ class Tunnel:
             text = gzip.decompress(base64.b64decode(self.ask(script))).decode()
         except (OSError, ValueError, EOFError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise LaunchError(f"earlier metrics could not be brought from {run} on {self.host}: {why}") from error
+            raise LaunchError(f"earlier metrics could not be copied from {run} on {self.host}: {why}") from error
         folder.mkdir(mode=0o700, exist_ok=True)
         for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", text, flags=re.MULTILINE)[1:]:
             name, _, lines = part.partition("\n")

@@ -34,7 +34,7 @@ def test_first_differing_parameter_is_named_with_figures(three: Cluster) -> None
     assert lines[0] == "model differs on ranks 0-2 in 2 of 9 parts; the first is 0.bias:"
     assert lines[1:3] == ["  ranks 0-1: 3 float32", "  rank 2: 3 float32"]
     assert lines[3] == "  rank 2 from ranks 0-1: up to 0.5, 0.1667 on average, in 1 of 3 numbers"
-    assert lines[4] == "  after it differ 2.weight"
+    assert lines[4] == "  others that differ: 2.weight"
     assert not three.diff("model", "0-1")
 
 
@@ -67,7 +67,7 @@ def test_differing_shapes_and_missing_parts(three: Cluster) -> None:
     assert str(three.diff("shaped")).splitlines()[1:] == ["  ranks 0,2: 3 float32", "  rank 1: 4 float32"]
     assert str(three.diff("listed")).splitlines() == [
         "listed differs on ranks 0-2 in 1 of 3 parts; the first is b[1]:",
-        "  ranks 1-2: has none",
+        "  ranks 1-2: missing",
         "  rank 0: float 2.5",
     ]
 
@@ -137,7 +137,7 @@ def test_missing_name_is_reported(three: Cluster) -> None:
 
 def test_single_rank_is_refused(three: Cluster) -> None:
     three.run("x = 1")
-    with pytest.raises(UsageError, match="rank 1 alone can't differ; name two ranks or more with -r"):
+    with pytest.raises(UsageError, match="rank 1 can't be compared with itself; name at least two ranks with -r"):
         three.diff("x", 1)
 
 

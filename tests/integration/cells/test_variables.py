@@ -134,7 +134,7 @@ def test_unserializable_value_is_named_with_its_rank(cluster: Cluster, expressio
     run = cluster.run(f"stuck = {expression} if rank == 1 else 7\nstuck")
     with pytest.raises(UnserializableValueError) as caught:
         _ = run.results
-    assert str(caught.value) == f"the cell's value stays on its rank: rank 1: {reason}"
+    assert str(caught.value) == f"the cell's value can't be sent to the notebook: rank 1: {reason}"
     with pytest.raises(UnserializableValueError) as caught:
         cluster.pull("stuck", ranks="all")
     assert str(caught.value) == f"rank 1: stuck: {reason}"
@@ -207,7 +207,7 @@ def test_unserializable_out_is_reported_in_one_line(notebook: Notebook) -> None:
     assert outcome.status == "error"
     last = outcome.text.splitlines()[-1]
     assert last == (
-        "UnserializableValueError: the cell's value stays on its rank: "
+        "UnserializableValueError: the cell's value can't be sent to the notebook: "
         "ranks 0-1: a generator can't be sent: TypeError: cannot pickle 'generator' object"
     )
 

@@ -45,7 +45,7 @@ def test_short_network_cut_is_survived_and_reported(breakable: Lab) -> None:
         threading.Timer(CUT_SECONDS, breakable.heal, ("node2",)).start()
         run.wait()
         assert set(run.results.values()) == {2.0}
-        assert any("node2 did not answer for" in note and "nothing was lost" in note for note in run.notes)
+        assert any("node2 did not reply for" in note and "no rank was lost" in note for note in run.notes)
 
 
 def test_ranks_of_a_lost_host_restart_on_a_spare_and_the_others_keep_their_variables(breakable: Lab) -> None:
@@ -76,7 +76,7 @@ def test_unreachable_spare_is_reported_and_the_next_one_used(breakable: Lab) -> 
         with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host") as caught:
             run.wait()
         text = "\n".join(caught.value.notes)
-        assert "node2 can't stand in for node1: no process could be started on node2: " in text
+        assert "node2 can't replace node1: no process could be started on node2: " in text
         assert "rank 0 was replaced by a new process on node3" in text
         assert cluster.run("import socket; socket.gethostname()").results == {0: "node3"}
 
@@ -91,9 +91,9 @@ def test_host_stays_lost_without_a_reachable_spare(breakable: Lab) -> None:
             cluster.run("import threading; threading.Event().wait()")
         (reason,) = [note for note in caught.value.notes if "can't be replaced" in note]
         assert reason.startswith(
-            "rank 0 can't be replaced: node1 is lost; once it is there again %dist_reset -r 0 starts"
+            "rank 0 can't be replaced: node1 is lost; once it is reachable again, %dist_reset -r 0 starts"
         )
-        assert reason.endswith("and no spare is left")
+        assert reason.endswith("; no spare is left")
         breakable.revive("node2")
         breakable.revive("node1")
         cluster.replace([0])
@@ -108,8 +108,8 @@ def test_hosts_lost_under_mpi_are_named_with_advice(breakable: Lab) -> None:
         with pytest.raises(RankFailure, match=r"node2") as caught:
             run.wait()
         helps = (
-            "one MPI job over hosts does not outlive the loss of node2, node3; %dist_shutdown, then %dist_init "
-            "--hosts node1:1, or with --launcher ssh"
+            "an MPI job does not survive the loss of a host (node2, node3); run %dist_shutdown, then %dist_init "
+            "--hosts node1:1, or use --launcher ssh"
         )
         assert [note for note in caught.value.notes if re.match(f"ranks 1-3 can't be replaced: {helps}", note)]
         text = "\n".join(caught.value._render_traceback_())
@@ -152,7 +152,7 @@ def test_returning_host_takes_its_ranks_back(breakable: Lab) -> None:
         breakable.cut("node2")
         with pytest.raises(RankFailure, match=r"rank 1 \(node2\).*lost with its host"):
             run.wait()
-        assert any("once it is there again %dist_reset -r 1" in note for note in run.notes)
+        assert any("once it is reachable again, %dist_reset -r 1" in note for note in run.notes)
         with pytest.raises(LaunchError, match=r"node2: .*nothing was started|nothing was started[^$]*node2"):
             cluster.reset()  # checks the hosts first
         assert cluster.run("kept", ranks=0).results == {0: 0}, "the other rank is unchanged"

@@ -182,8 +182,8 @@ def test_end_of_mpiexec_is_named_and_the_session_continues(hosted: Cluster, *, i
     how = (
         f"mpiexec (process {engines.process.pid}) was killed by SIGKILL: kill -9, or the kernel's out-of-memory killer"
     )
-    end = f"{how}; with it ended the ranks on other hosts"
-    lost = f"comm is lost: {end}; use dist, or %dist_reset begins a new job"
+    end = f"{how}; the ranks on other hosts ended with it"
+    lost = f"comm is lost: {end}; use dist, or start a new MPI job with %dist_reset"
     assert [note for note in run.notes if "mpiexec" in note] == [end if is_lost else lost]
     assert hosted.run("dist.barrier(); rank").results == {0: 0, 1: 1, 2: 2, 3: 3}
     hosted.reset()

@@ -175,11 +175,11 @@ def test_firewall_is_reported_with_the_addresses_it_separates(lab: Lab, wanted: 
     lines = refusal(reports, wanted, [str(lab.ssh)])
     port = reports[0].port
     assert any(
-        line.startswith(f"  node2, node3: can't reach node1 ({lab.address('node1')}) on port {port} (no answer)")
+        line.startswith(f"  node2, node3: can't reach node1 ({lab.address('node1')}) on port {port} (no reply)")
         and "use arbitrary ports between hosts" in line
         for line in lines
     )
-    head = f"  node1, node2, node3: can't reach this machine at {lab.head_address} (no answer)"
+    head = f"  node1, node2, node3: can't reach this machine at {lab.head_address} (no reply)"
     assert any(line.startswith(head) for line in lines)
     assert len(lines) == 3
 

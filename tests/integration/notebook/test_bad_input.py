@@ -74,9 +74,9 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-n 0", "cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
-        ("-n -1", "cannot start -1 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
-        ("-n 1000000000", "cannot start 1000000000 ranks; ask for 1 to 4096, e.g. %dist_init -n 2"),
+        ("-n 0", "cannot start 0 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
+        ("-n -1", "cannot start -1 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
+        ("-n 1000000000", "cannot start 1000000000 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
         (
             "-n two",
             "%dist_init: argument -n/--num-ranks: invalid int value: 'two'; %dist_init? shows its options",
@@ -85,7 +85,7 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
         ("-g 0,0", "cannot use GPUs [0, 0]; name each once, e.g. -g 0,1"),
         (
             "-g 0 --backend gloo",
-            "GPUs [0] were named, but the backend 'gloo' uses none; leave one of the two out",
+            "GPUs [0] were named, but the backend 'gloo' uses none; leave -g or --backend out",
         ),
         (
             "--launcher slow",
@@ -95,7 +95,7 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
             ),
         ),
         ("--wat", "%dist_init: unrecognized arguments: --wat; %dist_init? shows its options"),
-        ("--timeout 0", "a time-out is a positive number of seconds, not 0.0"),
+        ("--timeout 0", "a timeout must be a positive number of seconds, not 0.0"),
         ("--port 70000", "there is no port 70000; choose 1 to 65535, or 0 for a free one"),
         (
             "--name ../x",
@@ -242,7 +242,7 @@ def test_mpiexec_that_is_not_executable(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_mpiexec_that_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && echo Open MPI\nexit 0")
     assert refuse_start() == (
-        "before the ranks were up, mpiexec exited with code 0 (it printed nothing); "
+        "before all ranks had started, mpiexec exited with code 0 (it printed nothing); "
         "jupyter disttrain doctor may show why"
     )
 
@@ -251,13 +251,13 @@ def test_mpiexec_whose_output_is_not_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_
     text = "printf 'Verbindung verweigert f\\374r node2\\n'"
     broken_mpiexec(monkeypatch, tmp_path, f"[ $1 = --version ] && exec echo Open MPI\n{text}\nexit 1")
     output = refuse_start()
-    assert output == "before the ranks were up, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
+    assert output == "before all ranks had started, mpiexec exited with code 1:\nVerbindung verweigert f\ufffdr node2"
 
 
 def test_mpiexec_that_never_exits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken_mpiexec(monkeypatch, tmp_path, "[ $1 = --version ] && exec echo Open MPI\nexec sleep 1000")
     assert refuse_start(start_timeout_s=2.5) == (
-        "0 of 2 ranks came up within 2.5 s; give more with --start-timeout, or see what mpiexec did "
+        "0 of 2 ranks started within 2.5 s; increase --start-timeout, or check the output of mpiexec "
         "(it printed nothing); jupyter disttrain doctor may show why"
     )
 
@@ -320,7 +320,7 @@ def test_invalid_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_python_api_reports_the_same_as_the_magics(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"^there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'$"):
         cluster.run("1", ranks=9)
-    with pytest.raises(UsageError, match=r"^cannot start 0 ranks; ask for 1 to 4096, e.g. %dist_init -n 2$"):
+    with pytest.raises(UsageError, match=r"^cannot start 0 ranks; choose 1 to 4096, e.g. %dist_init -n 2$"):
         Cluster(n=0)
 
 

@@ -30,7 +30,7 @@ def test_torch_without_cuda_beside_gpus_uses_the_cpu_and_reports_why(nvml: str) 
     with Notebook(env=environment) as notebook:
         notebook.run("%load_ext jupyter_disttrain").check()
         refused = notebook.run("%dist_init -n 4 --backend nccl --share-gpus --launcher local")
-        assert "NCCL takes one rank per GPU" in refused.error
+        assert "NCCL supports one rank per GPU" in refused.error
         refused = notebook.run("%dist_init -n 1 --backend nccl --launcher local")
         assert refused.error.startswith("UsageError: torch 2.")
         assert "sees none of its 2 GPUs: it is a CPU build; install a CUDA build of torch there" in refused.error

@@ -37,7 +37,7 @@ def collective_works(cluster: Cluster) -> bool:
 def test_mismatch_left_by_an_earlier_cell_is_remembered(three: Cluster, pids: dict[int, int]) -> None:
     note = (
         "out of step: rank 0 is 1 collective ahead of ranks 1-2, so the next one that all ranks call will hang, "
-        "unless the others call it first (stop it then, and all are in step again)"
+        "unless the others call it first (if it hangs, interrupt it: all are in step again afterwards)"
     )
     assert three.run(f"if rank == 0: {PENDING}").notes == [note]
     assert three.run("1 + 1").notes == [], "it is reported once"

@@ -185,7 +185,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     # A cell that begins before the ranks have replied to the previous one also reports that they are back.
     assert late.notes[0] == f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"
-    assert all("have come back" in note for note in late.notes[1:])
+    assert all("have ended cell" in note for note in late.notes[1:])
     with pytest.raises(RankFailure, match="NameError"):
         modules.run("no_such_name")
 

@@ -38,7 +38,7 @@ def test_dead_rank_is_replaced_and_others_keep_their_variables(three: Cluster, v
     assert death.traceback == ("Its last lines on stderr:", "of this cell")
     assert set(error.waited) == {0, 1, 2} - {victim}
     assert any(note.startswith(f"rank {victim} was replaced by a new process") for note in error.notes)
-    gone = [note for note in error.notes if note.startswith("gone with") and "os.getpid()" in note]
+    gone = [note for note in error.notes if note.startswith("lost with the old") and "os.getpid()" in note]
     others = {0, 1} - {victim}
     assert len(gone) == (1 if victim < 2 else 0)
     assert all(f"rank {other}" in note and "pair = dist.new_group([0, 1])" in note for note in gone for other in others)
@@ -179,7 +179,7 @@ def test_signal_handlers_restored_by_a_library_keep_crash_reports() -> None:
     with Cluster(n=1, launcher="local", backend="none", name="restored") as cluster:
         cluster.run(restore)
         run = cluster.run(HELD, block=False)
-        assert wait_until(lambda: any("lets no other thread run, at line 2" in line for line in cluster.where()))
+        assert wait_until(lambda: any("holds the GIL, at line 2" in line for line in cluster.where()))
         run.wait()
         with pytest.raises(RankFailure, match=r"line 2: RankDied: .* was killed by SIGSEGV"):
             cluster.run("import ctypes\nctypes.string_at(0)")

@@ -52,7 +52,7 @@ def leave_running(notebook: Notebook, path: Path) -> Outcome:
 def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "let-go"
     given_up = leave_running(notebook, path)
-    assert given_up.error.startswith("GivenUpError: interrupted three times; rank 1 has not come back yet: ")
+    assert given_up.error.startswith("GivenUpError: interrupted three times; rank 1 has not ended the cell: ")
     assert "%dist_interrupt interrupts again" in given_up.error
     where = notebook.run("%dist_where").check().text
     assert re.search(r"rank 1: in Python code at line \d", where), where
@@ -75,7 +75,7 @@ def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebo
     path = tmp_path / "let-go"
     leave_running(notebook, path)
     again = notebook.run("%dist_wait", on_message=interrupt_after(notebook, "rank 1 running", "heard 4", "heard 5"))
-    assert again.error.startswith("GivenUpError: interrupted three times; rank 1 has not come back yet: ")
+    assert again.error.startswith("GivenUpError: interrupted three times; rank 1 has not ended the cell: ")
     log = Path(notebook.run("print(cluster.log_folder)").check().text) / "rank1.log"
 
     def interrupt_arrived(count: int) -> bool:
@@ -99,7 +99,7 @@ def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, tmp_pa
     leave_running(notebook, path)
     status = notebook.run("%dist_status --text").check().text
     assert re.search(r"^ *1 +running ", status, re.MULTILINE), status
-    assert "come back" not in status
+    assert "has ended cell" not in status
     refused = notebook.run("%%rank 1\npass").error
     assert re.match(r"UsageError: rank 1 still runs cell \d+; .*%dist_wait.*%dist_interrupt", refused), refused
     path.touch()
@@ -107,9 +107,9 @@ def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, tmp_pa
 
     def status_shows_return() -> bool:
         messages.extend(notebook.run("%dist_status --text").check().lines)
-        return any(re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", line) for line in messages)
+        return any(re.fullmatch(r"rank 1 has ended cell \d+ and kept its variables", line) for line in messages)
 
     assert wait_until(status_shows_return)
     assert re.search(r"^ *1 +idle ", "\n".join(messages), re.MULTILINE)
-    assert "come back" not in notebook.run("%dist_status --text").check().text
+    assert "has ended cell" not in notebook.run("%dist_status --text").check().text
     assert notebook.run("%%rank 1\nprint(kept)").check().text == "11"

@@ -50,7 +50,7 @@ def test_model_whose_constructor_failed_is_ignored_later(three: Cluster, pids: d
         three.run(model)
     three.run(f"import torch\ntry: {model}\nexcept ValueError as error: kept_error = error")
     failure = failure_of(three, "if rank == 1: 1/0\ndist.barrier()")
-    assert not [note for note in failure.notes if note.startswith("gone with")]
+    assert not [note for note in failure.notes if note.startswith("lost with the old")]
     three.run("del kept_error")
     assert is_intact(three, pids)
 
@@ -149,7 +149,8 @@ def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, t
         killed, replaced = cluster.replace([1])
         assert killed.startswith(f"rank 1 on {cluster.table[1].info.host} was killed: it did not react within 3 s")
         assert replaced == (
-            "rank 1 was replaced by a new process with fresh variables; %dist_copy --from 0 --to 1 NAME... fills it"
+            "rank 1 was replaced by a new process without its variables; %dist_copy --from 0 --to 1 NAME... restores "
+            "them"
         )
         cluster.copy(["kept"], 0, 1)
         assert cluster.run("kept").results == {0: 0, 1: 0}

@@ -43,7 +43,7 @@ def test_abandoned_cell_ends_once_and_its_rank_may_return(
     interrupter = Interrupter(lambda run: any(run.stdout.values()) and run.interrupts < 3)
     path = tmp_path / "let-go"
     code = f"{IGNORE_INTERRUPTS}kept = 'as it was'\nstay({str(path)!r})"
-    with pytest.raises(GivenUpError, match=r"rank 1 has not come back yet: .* the last resort, which loses variables"):
+    with pytest.raises(GivenUpError, match=r"rank 1 has not ended the cell: .* the last resort, which loses variables"):
         torchless.run(code, 1, listener=interrupter)
     assert interrupter.ends == 1
     (left,) = torchless.running_cells
@@ -54,7 +54,7 @@ def test_abandoned_cell_ends_once_and_its_rank_may_return(
     run = torchless.run("kept", 1)
     assert run.results == {1: "as it was"}
     (note,) = run.notes
-    assert re.fullmatch(r"rank 1 has come back from cell \d+ with its variables", note)
+    assert re.fullmatch(r"rank 1 has ended cell \d+ and kept its variables", note)
     assert torchless.running_cells == []
 
 
@@ -70,7 +70,7 @@ def test_ranks_that_are_not_killed_are_not_reported_as_replaced(
         nanny.suspend()
     torchless._session.supervisor.note("of another rank")
     try:
-        with pytest.raises(LaunchError, match="ranks 0-1 did not end: the parent process"):
+        with pytest.raises(LaunchError, match="ranks 0-1 did not end: the nanny of a rank"):
             torchless.replace([0, 1])
     finally:
         for nanny in nannies:

@@ -77,7 +77,7 @@ def test_node_whose_only_rank_died_is_not_lost_while_slurm_is_silent(batch: Slur
             run = cluster.run("import os; os.kill(os.getpid(), 9)", ranks=1, block=False)
             with pytest.raises(Exception, match="RankDied"):
                 run.wait(120)
-            assert any("Slurm does not answer, and starts nothing on node2" in note for note in run.notes)
+            assert any("Slurm does not respond, so no process can be started on node2" in note for note in run.notes)
             with pytest.raises(UsageError, match=r"rank 1 died; %dist_reset -r 1 tries again"):
                 cluster.run("1")
         cluster.replace([1])

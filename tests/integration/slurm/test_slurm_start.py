@@ -92,7 +92,7 @@ def test_unusable_node_is_named_and_the_job_is_ended(batch: Slurm, lab: Lab) -> 
     finally:
         lab.run("node2", f"umount {runtime}")
     assert "node1: " not in str(caught.value)
-    assert "--exclude=HOST asks Slurm for other nodes" in str(caught.value)
+    assert "--exclude=HOST requests other nodes from Slurm" in str(caught.value)
     number = messages[-1].split()[1]
     assert "JobState=RUNNING" not in batch.run("scontrol", "show", "job", "-o", number)
     assert folders() == there

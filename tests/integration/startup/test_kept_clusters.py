@@ -25,7 +25,7 @@ def test_shell_lists_and_ends_clusters(light: Cluster) -> None:
     light.detach()
     listed = command("list")
     assert listed.returncode == 0, listed.stderr
-    assert "%dist_attach light brings it back" in listed.stdout
+    assert "%dist_attach light attaches to it" in listed.stdout
     (row,) = (row for row in json.loads(command("list", "--json").stdout) if row["name"] == "light")
     assert row["held_by"] is None
     assert row["doing"].startswith("rank 0: idle; rank 1: cell ")
@@ -40,7 +40,7 @@ def test_shell_lists_and_ends_clusters(light: Cluster) -> None:
 
 def test_shell_reports_that_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    assert "no cluster of yours runs" in command("list").stdout
+    assert "you have no running cluster" in command("list").stdout
 
 
 def test_owner_of_a_cluster_ended_by_a_shell_is_notified_and_restarts_nothing(light: Cluster) -> None:

@@ -98,8 +98,8 @@ def test_group_destroyed_by_some_ranks_is_named_with_the_remedy(three: Cluster) 
     with pytest.raises(UsageError) as caught:
         three.run("dist.barrier()")
     assert str(caught.value) == (
-        "ranks 0,2 ended the process group and rank 1 did not, so a collective would wait forever; run "
-        "dist.destroy_process_group() with %%rank 1 too and all get a new one, or %dist_reset"
+        "ranks 0,2 ended the process group and rank 1 did not, so a collective would wait forever; also "
+        "run dist.destroy_process_group() with %%rank 1, so that all ranks form a new group, or run %dist_reset"
     )
     assert three.run("dist.is_initialized()", ranks="0,2").results == {0: False, 2: False}
     three.run("dist.destroy_process_group()", ranks=1)

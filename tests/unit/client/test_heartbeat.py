@@ -118,7 +118,7 @@ def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> 
     while not hosts.lost_hosts:
         hosts.turn(cast("Link", FakeLink()), table)
         clock[0] += TURN
-    assert [note for note in notes if note.startswith("no host answers any more: it may be this machine")]
+    assert [note for note in notes if note.startswith("no host replies any more; this machine may be disconnected")]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> 
     [
         (
             ClusterConfig(launcher="ssh", hosts=parse_hosts("node1:1")),
-            "%dist_reset -r 0 starts its ranks there, and .*--spare HOST has one for such ranks",
+            "%dist_reset -r 0 starts its ranks there; .*--spare HOST at the start reserves a host for such ranks",
         ),
-        (ClusterConfig(launcher="slurm"), "%dist_shutdown and %dist_init ask Slurm for other nodes"),
+        (ClusterConfig(launcher="slurm"), "%dist_shutdown and %dist_init request other nodes from Slurm"),
     ],
 )
 def test_advice_for_a_lost_host_depends_on_the_launcher(

@@ -17,8 +17,8 @@ def registration() -> Registration:
     return Registration(ClusterState.before_start(ClusterConfig()))
 
 
-def test_how_long_a_new_process_was_waited_for_is_told_in_tenths_of_a_second() -> None:
-    with pytest.raises(LaunchError, match=r"no new process came up within 0\.1 s"):
+def test_start_timeout_of_a_new_process_is_reported_in_tenths_of_a_second() -> None:
+    with pytest.raises(LaunchError, match=r"no new process started within 0\.1 s"):
         registration().wait_for_one((), 0.12345)
 
 
@@ -34,7 +34,7 @@ def test_repeated_hellos_do_not_postpone_the_start_timeout() -> None:
     thread = threading.Thread(target=repeat)
     thread.start()
     try:
-        with pytest.raises(LaunchError, match=r"no new process came up within 0\.1 s"):
+        with pytest.raises(LaunchError, match=r"no new process started within 0\.1 s"):
             registered.wait_for_one(("known",), 0.1)
     finally:
         has_ended.set()

@@ -42,7 +42,7 @@ def test_hosts_keep_their_order(text: str, expected: list[tuple[str, int | None]
         ("", "no host"),
         (",", "no host"),
         ("node1:", "'node1:'"),
-        ("node1:0", "1 to 4096, and a host that is to have none is left out"),
+        ("node1:0", "1 to 4096; leave out hosts without ranks"),
         ("node1:4:2", "cannot read 'node1:4:2'"),
         ("node1:-1", "1 to 4096"),
         ("node1:4096,node1", "4097"),
@@ -135,9 +135,9 @@ def test_ranks_fill_the_first_hosts() -> None:
     assert pairs(take_hosts(hosts, 2, 8)) == [("node1", 8), ("node2", 8)]
     assert pairs(take_hosts(hosts, 1)) == [("node1", 4)]
     assert take_hosts(hosts) == hosts
-    with pytest.raises(UsageError, match="4 nodes were asked for, and 3 hosts are named"):
+    with pytest.raises(UsageError, match="4 nodes were requested, and 3 hosts are named"):
         take_hosts(hosts, 4)
-    with pytest.raises(UsageError, match="2 nodes were asked for, and 1 host is named"):
+    with pytest.raises(UsageError, match="2 nodes were requested, and 1 host is named"):
         take_hosts(hosts[:1], 2)
     with pytest.raises(UsageError, match="not 0"):
         take_hosts(hosts, 2, 0)
@@ -150,7 +150,7 @@ def test_ssh_command_is_split_like_a_shell_or_refused() -> None:
     with pytest.raises(UsageError, match="--ssh names no command"):
         split_command(" ")
     hosts = parse_hosts("node1:1")
-    with pytest.raises(UsageError, match="mpiexec can't hand 'ProxyCommand=nc %h 22' of --ssh on"):
+    with pytest.raises(UsageError, match="mpiexec can't pass on 'ProxyCommand=nc %h 22' of --ssh"):
         ClusterConfig(hosts=hosts, ssh="ssh -o 'ProxyCommand=nc %h 22'")
     ClusterConfig(hosts=hosts, launcher="ssh", ssh="ssh -o 'ProxyCommand=nc %h 22'")
 

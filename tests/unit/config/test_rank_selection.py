@@ -58,7 +58,7 @@ def test_gpus_are_divided_among_ranks(
             ["0", "1"],
             {"n": 3},
             (
-                "3 ranks need 3 GPUs, and 2 can be used; ask for -n 2, add --share-gpus to put several ranks on one, "
+                "3 ranks need 3 GPUs, and 2 can be used; use -n 2, add --share-gpus to put several ranks on one, "
                 "or --backend gloo for the CPU"
             ),
         ),
@@ -112,7 +112,7 @@ def test_rank_specifications_are_parsed(spec: str | int | list[int], ranks: tupl
         (-1, "there is no rank -1: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
         ("2-9", "there is no rank 4: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
         ("7,5", "there are no ranks 5,7: this cluster has ranks 0-3; write e.g. '0' or 'all'"),
-        ("3-1", "ranks '3-1' in '3-1' run backwards; write '1-3'"),
+        ("3-1", "ranks '3-1' in '3-1' are in reverse order; write '1-3'"),
         ("x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
         ("-1", "cannot read '-1' in ranks '-1'; write e.g. '0,2-3' or 'all'"),
     ],

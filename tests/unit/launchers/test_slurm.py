@@ -240,7 +240,7 @@ def test_allocation_refuses_more_than_it_has() -> None:
         (lambda: split_more("--comment 'a"), "cannot read --sbatch"),
         (lambda: SlurmOptions(time="soon"), "--time 2:00:00"),
         (lambda: SlurmOptions(gpus_per_node="all"), "--gpus-per-node all"),
-        (lambda: SlurmOptions(nodes=0), "-N is a number from 1 on"),
+        (lambda: SlurmOptions(nodes=0), "-N must be 1 or more"),
         (lambda: SlurmOptions(more=("--comment=a\n#SBATCH --wrap",)), "one line of text"),
         (lambda: SlurmOptions(nodes=3).shape(ranks=8), "-n 8 is not 3 nodes with 2 each"),
         (lambda: Cluster(slurm=SlurmOptions()), "add --launcher slurm"),

@@ -52,7 +52,7 @@ INFO = rank_info(1, 2, backend="nccl", device="cuda:1")
     ("options", "seen", "shown", "message"),
     [
         ({}, (4, 4), 8, None),
-        ({"n": 8}, (1,) * 8, 8, "the driver shows 8 GPUs on vm, and torch on a rank sees 1 "),
+        ({"n": 8}, (1,) * 8, 8, "the driver reports 8 GPUs on vm, and torch on a rank sees 1 "),
         ({"n": 8, "share_gpus": True}, (1,) * 8, 8, None),
         ({"backend": "nccl"}, (0, 0), 2, "sees none of its 2 GPUs: it is built for CUDA 13.0, which this driver"),
     ],
@@ -101,7 +101,7 @@ def test_ranks_sharing_a_gpu_with_nccl_get_distinct_host_ids(monkeypatch: pytest
     monkeypatch.setattr("jupyter_disttrain.client.startup.gpus.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = ClusterConfig(n=2, backend="nccl", share_gpus=True)
-    with pytest.raises(UsageError, match="NCCL takes one rank per GPU"):
+    with pytest.raises(UsageError, match="NCCL supports one rank per GPU"):
         choose_gpus(config)
     monkeypatch.setenv("NCCL_HOSTID", "host-{rank}")
     assert choose_gpus(config) == ["0"]

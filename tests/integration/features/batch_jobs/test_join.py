@@ -95,14 +95,14 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
         assert "node2: ranks 2-3" in begun.text
         bare_notebook.run(f"%%distributed\n{HOLD}").check()
         left = bare_notebook.run("%dist_detach").check()
-        assert left.text == f"ranks 0-3 go on without this notebook; %dist_attach {file} brings them back"
+        assert left.text == f"ranks 0-3 continue without this notebook; %dist_attach {file} attaches to them again"
         back = bare_notebook.run(f"%dist_attach {file}").check()
         assert "ranks 0-3 are back with their variables" in back.text
         died = bare_notebook.run("%%distributed\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
         assert "rank 0 (node1)" in died.text
         assert "killed by SIGKILL" in died.text
         others = bare_notebook.run("%%distributed -r 1-3 -o found\nkept").check()
-        assert "rank 0 can't be replaced: nothing can be started within a job of srun" in died.text + others.text
+        assert "rank 0 can't be replaced: no process can be added to a running job of srun" in died.text + others.text
         assert bare_notebook.run("found").text == "{1: 11, 2: 22, 3: 33}"
         bare_notebook.run("%dist_shutdown").check()
         assert wait_until(lambda: "srun ended with 0" in (file.parent / "out.txt").read_text())

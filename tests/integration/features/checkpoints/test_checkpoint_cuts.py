@@ -93,7 +93,7 @@ def test_death_of_a_rank(
     psutil.Process(cluster.table[dies].info.pid).send_signal(signal.SIGKILL)
     with pytest.raises(RankFailure, match="RankDied") as caught:
         run.wait()
-    assert not [note for note in caught.value.notes if "gone with the old process group" in note]
+    assert not [note for note in caught.value.notes if "lost with the old process group" in note]
     cluster.run("model = torch.nn.Linear(20, 20)")
     assert checkpoints_work(cluster, tmp_path)
     assert cancellations_reported(1 - dies) == 1

@@ -330,7 +330,7 @@ def test_without_sampling_there_are_no_samples_and_metrics_still_arrive(tmp_path
         run.wait()
         assert cluster.telemetry.ranks == {}
         assert cluster.telemetry.nodes == ()
-    with pytest.raises(UsageError, match=r"every 0.1 s at most, not 0.01 s; 0 takes none"):
+    with pytest.raises(UsageError, match=r"at least 0.1 s, or 0 for none, not 0.01 s"):
         Cluster(n=2, sample_s=0.01)
 
 
