@@ -86,11 +86,13 @@ def read(path: Path) -> JobFile:
         job_file = parse_job_file(read_own(path), str(path))
     except FileNotFoundError:
         raise UsageError(
-            f"there is no {path}: the job has not begun, has ended, or wrote its file elsewhere; it is what rank 0 "
-            "names when it starts with --join"
+            f"there is no {path}: the job has not started, has ended, or wrote its file elsewhere; rank 0 prints the "
+            "path when it starts with --join"
         ) from None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; only the user whose job it is may join it") from error
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}; only the user who started the job may attach to it"
+        ) from error
     # The same folder, wherever its file system is mounted on this host.
     return replace(job_file, profile=str(path.with_name(Path(job_file.profile).name)))
 
@@ -108,10 +110,10 @@ def let_go(there: JobFile | ClusterFile) -> None:
 
 
 def _check_reached(job_file: JobFile, path: str) -> None:
-    outside = f"%dist_attach {job_file.host}:{path} goes through ssh"
+    outside = f"%dist_attach {job_file.host}:{path} connects through ssh"
     if ipaddress.ip_address(job_file.address).is_loopback and job_file.host != socket.gethostname():
         raise UsageError(
-            f"the job of {path} is reached on {job_file.host} alone, at {job_file.address}; {outside}, or start it "
+            f"the job of {path} can be reached only on {job_file.host}, at {job_file.address}; {outside}, or start it "
             "with --interface"
         )
     answer = job_file.answer()
@@ -119,13 +121,13 @@ def _check_reached(job_file: JobFile, path: str) -> None:
         raise UsageError(f"the job that wrote {path} has ended; start it again, and remove that file")
     if answer != "there":
         raise UsageError(
-            f"{job_file.host} does not answer at {job_file.address} ({answer}): the network does not let this machine "
-            f"through; {outside}"
+            f"{job_file.host} does not reply at {job_file.address} ({answer}): the network probably blocks this "
+            f"machine; {outside}"
         )
     if not Path(job_file.profile).is_dir():
         raise UsageError(
-            f"{path} is there, and the folder {job_file.profile} beside it is not; copy no file out of a job's file "
-            f"system: {outside}"
+            f"{path} exists, but the folder {job_file.profile} beside it does not; the file can't be used outside the "
+            f"job's file system: {outside}"
         )
     try:
         check_beside(Path(job_file.profile), Path(path))
@@ -201,7 +203,7 @@ class JobLaunch(Launch):
         Raises
         ------
         LaunchError
-            If not all ranks connect, or one can't join the group; the job goes on.
+            If not all ranks connect, or one can't join the group; the job continues.
         UsageError
             If another notebook has just joined the job.
         """
@@ -209,7 +211,10 @@ class JobLaunch(Launch):
         try:
             self._lease = Lease(self.folders.profile)
         except BlockingIOError as error:
-            raise UsageError(f"the ranks of {self.config.job_file} were just taken by another notebook") from error
+            raise UsageError(
+                f"the ranks of {self.config.job_file} are held by another notebook, which has just attached; use them "
+                "there"
+            ) from error
         try:
             self._connect(self._wait_for_connection(), self.folders.cluster_id)
             self.assignment.introduce(self._assign(*self.registration.wait_for_all(self.state.n, self._check_time)))
@@ -247,7 +252,7 @@ class JobLaunch(Launch):
     def _check_time(self, arrived: int = 0) -> None:
         if time.monotonic() > self.state.start_deadline:
             raise LaunchError(
-                f"{arrived} of {counted(self.state.n, 'rank')} of {self.config.job_file} came within "
-                f"{self.config.start_timeout_s:g} s; the job's own output shows what keeps the others, and "
-                "%dist_attach can be tried again"
+                f"{arrived} of {counted(self.state.n, 'rank')} of {self.config.job_file} connected within "
+                f"{self.config.start_timeout_s:g} s; check the job's output for the others, then run %dist_attach "
+                "again"
             )

@@ -181,7 +181,7 @@ def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
         make_private(local)
     except OSError as error:
         raise LaunchError(
-            f"{socket.gethostname()} can't make {error.filename}: {error.strerror}; put {path.name} into a folder "
+            f"{socket.gethostname()} can't create {error.filename}: {error.strerror}; put {path.name} into a folder "
             "that this user may write to, on a file system that all hosts of the job share"
         ) from error
 
@@ -217,9 +217,9 @@ def _check_free(path: Path) -> None:
     while (there := _trace(path)) is not None and not there.is_refused():
         if time.monotonic() > deadline:
             raise UsageError(
-                f"{path} is that of another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
-                f"{there.launcher}); give this one another file, or end that one: %dist_attach {path}, then "
-                "%dist_shutdown; if its host is gone for good, remove the file"
+                f"{path} belongs to another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
+                f"{there.launcher}); use another file for this one, or end that one: %dist_attach {path}, then "
+                "%dist_shutdown; if its host is permanently lost, remove the file"
             )
         time.sleep(JOIN_POLL_SECONDS)
 
@@ -243,8 +243,8 @@ def _start_controller(
         ports = choose_ports(address, 2 * PORTS)
     except OSError as error:
         raise LaunchError(
-            f"{socket.gethostname()} has no ports for a controller at {address}: {error.strerror or error}; choose "
-            "another network with --interface"
+            f"{socket.gethostname()} has no free ports for a controller at {address}: {error.strerror or error}; "
+            "choose another network with --interface"
         ) from error
     command = controller_arguments(
         sockets=str(_local(cluster_id) / "s"),
@@ -328,12 +328,12 @@ def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: f
     who = f"rank {launched.rank} on {socket.gethostname()}"
     if there is not None:
         return (
-            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job wrote none: see the output of "
-            "that rank"
+            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job did not write the file: see "
+            "the output of that rank"
         )
     return (
-        f"{who} saw no {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all hosts of "
-        "the job share, or give more time with --join-timeout"
+        f"{who} did not find {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all "
+        "hosts of the job share, or increase --join-timeout"
     )
 
 

@@ -73,8 +73,8 @@ class Launched:
                 job="/".join([launcher, *job]) if any(job) else "",
             )
         raise LaunchError(
-            f"this process on {socket.gethostname()} has no rank: no launcher has set one; start it with mpirun, "
-            "srun or torchrun, e.g. mpirun -n 4 python -m jupyter_disttrain.rank --join FILE"
+            f"this process on {socket.gethostname()} has no rank, because no launcher has set one; start it with "
+            "mpirun, srun or torchrun, e.g. mpirun -n 4 python -m jupyter_disttrain.rank --join FILE"
         )
 
 
@@ -107,7 +107,7 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     if len(others) > 1:
         raise LaunchError(
             f"{socket.gethostname()} has {', '.join(others)} and no default route; choose with --interface the one "
-            "that the other hosts and the notebook reach"
+            "that the other hosts and the notebook can reach"
         )
     return others[0] if others else "127.0.0.1"
 

@@ -26,7 +26,7 @@ from ...launchers.mpi import find_mpiexec
 class _BatchRanks(BatchEngineSetLauncher):
     """Common base of both launchers; ``options`` are lines of the script that a site or a user adds."""
 
-    join_file = Unicode(help="The file that the ranks write, on a file system that the notebook sees.")
+    join_file = Unicode(help="The file that the ranks write, on a file system that the notebook can read.")
     nodes = Integer(1, min=1)
     ntasks_per_node = Integer(1, min=1, help="Ranks on each node.")
     options = List(Unicode(), config=True, help="More options of the batch system, e.g. ['-l walltime=2:00:00'].")
@@ -48,10 +48,13 @@ class _BatchRanks(BatchEngineSetLauncher):
             If an option has more than one line, or no join file is set.
         """
         if not self.join_file:
-            raise UsageError("name the file by which the notebook joins the ranks, e.g. join_file='/shared/run.json'")
+            raise UsageError(
+                "join_file is not set; name the file with which the notebook joins the ranks, e.g. "
+                "join_file='/shared/run.json'"
+            )
         for option in self.options:
             if not option.isprintable():
-                raise UsageError(f"an option is one line of text, not {option!r}")
+                raise UsageError(f"an option must be one line of text, not {option!r}")
         rank = [sys.executable, "-m", "jupyter_disttrain.rank", "--join", self.join_file]
         placed = ["--continuous", "--map-by", f"ppr:{self.ntasks_per_node}:node:oversubscribe", "--bind-to", "none"]
         start = shlex.join([*(self.mpirun or [find_mpiexec()]), *placed])

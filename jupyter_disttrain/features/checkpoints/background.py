@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest"
+CUT_OFF = "the checkpoint that was being written in the background was aborted; the previous version remains the latest"
 
 
 class Beside:
@@ -76,7 +76,7 @@ class Beside:
         self._writing = None
         for rank, failure in enumerate(outcomes):
             if failure:
-                raise CheckpointError(f"the checkpoint before was not saved: rank {rank}: {failure}")
+                raise CheckpointError(f"the previous checkpoint was not saved: rank {rank}: {failure}")
 
     @property
     def _has_group(self) -> bool:

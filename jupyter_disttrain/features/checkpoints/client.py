@@ -65,9 +65,9 @@ class Checkpoints:
         """
         check_names(names)
         if not names:
-            raise UsageError("name what is to be saved, e.g. model optimizer step")
+            raise UsageError("name the variables to save, e.g. model optimizer step")
         if keep is not None and keep < 1:
-            raise UsageError(f"at least one version has to stay, not {keep}")
+            raise UsageError(f"at least one version has to be kept, not {keep}")
         launch = self._session.launch
         arguments = (
             f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
@@ -103,7 +103,7 @@ class Checkpoints:
             are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
             what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
             return (
-                f"{are} not idle, so that {what} being written beside the cells is cut off; the version before stays "
+                f"{are} not idle, so {what} being written in the background is aborted; the previous version remains "
                 "the latest"
             )
         try:

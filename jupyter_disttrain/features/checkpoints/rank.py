@@ -73,8 +73,8 @@ class Checkpoints:
         folder = Path(_from_rank_0(lambda: str(begin(Path(path), session, tag)), Path(path)))
         if not folder.exists():
             raise CheckpointError(
-                f"{path} is not one folder for all hosts: what rank 0 made there is not seen by rank {rank}; "
-                "give a folder on a shared disk"
+                f"{path} is not shared by all hosts: rank {rank} can't see what rank 0 created there; "
+                "name a folder on a shared file system"
             )
         there = self._namespace()
         own = {name: there[name] for name, kind in kinds.items() if kind in (STATE, VALUE)}
@@ -138,7 +138,7 @@ class Checkpoints:
         unknown = [name for name in names if name not in about["names"]]
         if unknown:
             there = ", ".join(about["names"])
-            raise CheckpointError(f"{folder} has no {', '.join(map(repr, unknown))}; there is {there}")
+            raise CheckpointError(f"{folder} has no {', '.join(map(repr, unknown))}; it has {there}")
         kinds = {name: kind for name, kind in about["names"].items() if not names or name in names}
         self._check_made(kinds)
         state = self._states(kinds)
@@ -196,8 +196,8 @@ class Checkpoints:
                 return candidate
         if any(hasattr(each, "placements") for each in parameters):
             raise CheckpointError(
-                f"no model has all the parameters that {name} steps, of which each rank holds a part; make one "
-                "optimizer for each model"
+                f"no model has all the parameters that {name} steps, of which each rank holds a part; create one "
+                "optimizer per model"
             )
         return ""
 
@@ -209,7 +209,8 @@ class Checkpoints:
         missing = sorted(needed - there.keys())
         if missing:
             raise CheckpointError(
-                f"{', '.join(map(repr, missing))} has to be made before it can be filled; run the cells that make it"
+                f"{', '.join(map(repr, missing))} has to exist before its state can be loaded; run the cells that "
+                "create it first"
             )
 
     # Models and optimizers

@@ -37,7 +37,7 @@ def check_version(version: Path) -> Path:
 def _refusal(path: str | os.PathLike[str], owner: str) -> str:
     return (
         f"{path} belongs to another user ({owner}), and loading a checkpoint runs code that is in it; "
-        f"%dist_load --trust-owner loads it all the same"
+        f"if you trust that user, load it with %dist_load --trust-owner"
     )
 
 

@@ -65,7 +65,7 @@ def disk_error(error: BaseException, folder: Path) -> str:
     why = _REASONS.get(number or 0) or (f"{type(error).__name__}: {error}")
     return (
         f"{why}: {there} on {socket.gethostname()}, {_amount(usage.free)} of {_amount(usage.total)} free; "
-        "make room, or give another folder; versions that were saved before are as they were"
+        "free disk space, or name another folder; versions that were saved before are unchanged"
     )
 
 
@@ -102,7 +102,7 @@ def begin(root: Path, session: str, tag: str) -> Path:
         with suppress(FileNotFoundError):  # another session has just finished its version
             is_own = left.name.startswith(f"{SAVING}{session}.")
             if _LEFT.fullmatch(left.name) and (is_own or time.time() - left.stat().st_mtime > LEFT_SECONDS):
-                shutil.rmtree(left, ignore_errors=True)  # remains do no harm
+                shutil.rmtree(left, ignore_errors=True)  # leftovers are harmless
     folder = root / f"{SAVING}{session}.{tag}"
     folder.mkdir()
     return folder
@@ -169,7 +169,7 @@ def latest(path: Path) -> Path:
         return path
     versions = versions_in(path)
     if not versions:
-        raise CheckpointError(f"there is no checkpoint in {path.absolute()}; %dist_save {path} NAME... makes one")
+        raise CheckpointError(f"there is no checkpoint in {path.absolute()}; %dist_save {path} NAME... creates one")
     return versions[-1]
 
 

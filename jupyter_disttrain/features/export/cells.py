@@ -59,13 +59,13 @@ def read_cell(ran: CellEntry, *, ends_group: bool) -> Cell:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "get_ipython":
-            raise UsageError(f"{title}, line {node.lineno}: get_ipython() means nothing in a script; leave it out")
+            raise UsageError(f"{title}, line {node.lineno}: get_ipython() is not available in a script; leave it out")
     for node in _at_top(tree):
         is_async = isinstance(node, ast.comprehension) and node.is_async
         if is_async or isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
             raise UsageError(
-                f"{title} awaits outside a function at line {getattr(node, 'lineno', 1)}, which a script can't; "
-                "write asyncio.run(...) there"
+                f"{title} awaits outside a function at line {getattr(node, 'lineno', 1)}, which a script can't do; "
+                "use asyncio.run(...) there"
             )
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     calls = {_last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}

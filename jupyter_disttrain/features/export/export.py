@@ -131,7 +131,7 @@ class _Body:
                 self.copies = True
                 self._add(_copied(entry, self._used, self.helpers.copy, frame.world_size))
             elif isinstance(entry, MagicEntry):
-                self.parts.append(f"# {entry.magic} stood here")
+                self.parts.append(f"# {entry.magic} was here")
 
     def _add(self, cell: Cell) -> None:
         self.cells.append(cell)
@@ -154,16 +154,16 @@ class _Body:
 def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
     """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
     if beside == path:
-        raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
+        raise UsageError(f"{path.name} is the name of the file that launches the script; choose e.g. {path.stem}.py")
     for file in (path, beside):
         _check_own(file)
     if not any(isinstance(entry, CellEntry) for entry in entries):
-        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+        raise UsageError("no cell has succeeded on the ranks yet, so there is nothing to export")
 
 
 def _check_own(file: Path) -> None:
     if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
-        raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
+        raise UsageError(f"{file} exists and was not written by %dist_export; choose another name")
 
 
 def _check_python(text: str, path: Path) -> None:
@@ -171,7 +171,7 @@ def _check_python(text: str, path: Path) -> None:
         compile(text, str(path), "exec")
     except SyntaxError as error:
         line = text.splitlines()[(error.lineno or 1) - 1].strip()
-        raise UsageError(f"together the cells are no Python: {error.msg}: {line}") from None
+        raise UsageError(f"the cells together are not valid Python: {error.msg}: {line}") from None
 
 
 def frame_of(launch: Launch) -> Frame:
@@ -217,8 +217,8 @@ def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) ->
         return []
     if entry.pickled is None:
         raise UsageError(
-            f"{', '.join(needed)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too much to be kept; "
-            "save them to a file and load that in a %%distributed cell, then export again"
+            f"{', '.join(needed)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too large for the export; "
+            "save them to a file, load that in a %%distributed cell, then export again"
         )
     values = load_value(entry.pickled, entry.buffers)
     lines = []
@@ -238,11 +238,11 @@ def _check_portable(name: str, value: Any) -> None:
         data = pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"{name} was pushed and can't be saved beside the script ({error}); make it in a cell"
+            f"{name} was pushed and can't be saved beside the script ({error}); create it in a cell"
         ) from None
     if b"__main__" in data:
         raise UsageError(
-            f"{name} was pushed and is made of a class of the notebook, which a script has not; make it in a cell"
+            f"{name} was pushed and uses a class of the notebook, which a script does not have; create it in a cell"
         )
 
 

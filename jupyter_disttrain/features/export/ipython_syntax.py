@@ -36,7 +36,7 @@ def to_python(code: str, title: str) -> str:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise UsageError(f"{title} is no Python at line {error.lineno}: {error.msg}") from None
+        raise UsageError(f"{title} is not valid Python at line {error.lineno}: {error.msg}") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_ipython(node)]
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     found = [(node, _Magic(node, title, is_statement=id(node) in alone).python()) for node in calls]
@@ -63,7 +63,7 @@ class _Magic:
         self._what = node.func.attr
         values = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
         if None in values:
-            raise UsageError(f"{self._place}: get_ipython() means nothing in a script; leave it out")
+            raise UsageError(f"{self._place}: get_ipython() is not available in a script; leave it out")
         self._texts = [str(value) for value in values]
         self._is_statement = is_statement
 
@@ -79,14 +79,14 @@ class _Magic:
             return self._cell_magic(*self._texts)
         if self._what == "run_line_magic":
             return self._line_magic(text, self._texts[1] if len(self._texts) > 1 else "")
-        raise UsageError(f"{self._place}: get_ipython().{self._what} means nothing in a script; leave it out")
+        raise UsageError(f"{self._place}: get_ipython().{self._what} is not available in a script; leave it out")
 
     def _plain(self, text: str) -> str:
         """Return the text unchanged; raises an error if IPython would expand variables in it."""
         for match in _EXPANDED.finditer(text):
             if match["name"] is None or match["name"] not in os.environ:
                 raise UsageError(
-                    f"{self._place}: IPython puts a value in the place of {match.group()}, and a script does not; "
+                    f"{self._place}: IPython replaces {match.group()} with a value, and a script does not; "
                     "write it in Python, e.g. with subprocess.run or os.environ"
                 )
         return text
@@ -119,7 +119,7 @@ class _Magic:
         raise self._refusal(f"%%{name} {line}".rstrip())
 
     def _refusal(self, magic: str) -> UsageError:
-        return UsageError(f"{self._place}: {magic} means nothing in a script; run the cell without it")
+        return UsageError(f"{self._place}: {magic} is not available in a script; run the cell without it")
 
 
 def _is_python(statement: str) -> bool:

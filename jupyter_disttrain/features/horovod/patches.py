@@ -3,9 +3,9 @@
 Covers: the end of Horovod's thread on each rank once a rank has died.
 Does not cover: the build (``build``).
 
-- A rank whose thread gets the error of the death ends its thread, and a rank that waited for a message of just that one
-  waited for ever: nothing had notified it. So a thread that ends because of an error revokes its communicators, where
-  MPI can (MPI Forum's User-Level Failure Mitigation, in Open MPI from 5 on).
+- A rank whose thread gets the error of the death ends its thread, and a rank that waited for a message of that one
+  waited forever: nothing notified it. So a thread that ends because of an error revokes its communicators, where
+  MPI supports that (MPI Forum's User-Level Failure Mitigation, in Open MPI from 5 on).
 - Where process sets were added, all others aborted: at its end the thread agrees with all ranks on removing each set,
   and the exception when this fails was not caught.
 """
@@ -92,5 +92,5 @@ def patch(source: Path) -> None:
         path = source / "horovod" / "common" / each.file
         code = path.read_text()
         if code.count(each.old) != 1:
-            raise HorovodBuildError(f"the source in {source.name} is not the one that is known: {each.file} differs")
+            raise HorovodBuildError(f"the source in {source.name} is not the expected version: {each.file} differs")
         path.write_text(code.replace(each.old, each.new))

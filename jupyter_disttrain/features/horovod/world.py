@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TORCH = "horovod.torch.mpi_ops"
 ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # Horovod's variable that allows adding process sets after init
-JOIN_CUT_OFF = "hvd.join() was cut off, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
+JOIN_CUT_OFF = "hvd.join() was interrupted, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
 # Names of Horovod that can be used before it is started.
 _BEFORE_INIT = ("init", "shutdown", "is_initialized", "ProcessSet")
 
@@ -96,7 +96,7 @@ class HorovodWorld:
             If this rank is in no MPI world or not among the requested ranks.
         """
         if self._mpi.comm is None and self._mpi.shown is None:
-            raise RendezvousError("Horovod needs ranks that MPI has started: %dist_init --launcher mpi")
+            raise RendezvousError("Horovod needs ranks that were started by MPI: %dist_init --launcher mpi")
         world = self._mpi.shown
         if asked is None or (isinstance(asked, (list, tuple, range)) and not asked):
             world.Get_size()  # raises the reason if there is no world of all ranks
@@ -105,7 +105,7 @@ class HorovodWorld:
             return asked
         if world.Get_rank() not in asked:
             raise RendezvousError(
-                f"rank {world.Get_rank()} is not in comm={list(asked)}; call hvd.init() on those alone"
+                f"rank {world.Get_rank()} is not in comm={list(asked)}; call hvd.init() on those ranks only"
             )
         return world.Create_group(world.Get_group().Incl(list(asked)))
 
@@ -151,7 +151,7 @@ class HorovodWorld:
             states = within(START_SECONDS, lambda: [_State(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in states):
                 within(START_SECONDS, lambda: self._restart(states))
-        except Exception as error:  # noqa: BLE001  (the session goes on without Horovod)
+        except Exception as error:  # noqa: BLE001  (the session continues without Horovod)
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]
         return []

@@ -163,7 +163,7 @@ def _pair_members(old: type[Enum], new: type, members: list[tuple[Any, Any]]) ->
             members.append((member, other))
         elif any(id(each) not in inside and type(each) is not FrameType for each in gc.get_referrers(member)):
             gone[str(member._name_ or member._value_)] = None
-    return [f"{', '.join(gone)} is no more"] if gone else []
+    return [f"{', '.join(gone)} was removed"] if gone else []
 
 
 def _values(kind: type[Enum]) -> dict[Any, Any]:
@@ -197,7 +197,7 @@ def _update(old: type, new: type, *, is_left: bool) -> None:
 
 
 def _methods(old: type, new: type) -> Iterator[tuple[FunctionType, FunctionType]]:
-    """Yield each function of the old class with the new one: bound methods may hold it when the old class is gone."""
+    """Yield each function of the old class with the new one: bound methods may hold it after the class is freed."""
     for name, value in vars(old).items():
         before, after = (getattr(each, "__func__", each) for each in (value, vars(new).get(name)))
         if type(before) is FunctionType and type(after) is FunctionType and before.__module__ == old.__module__:

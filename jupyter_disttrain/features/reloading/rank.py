@@ -75,8 +75,10 @@ class LocalModules:
             path = self._place(folder, name)
             if self._is_elsewhere(folder, path.parent):
                 raise ValueError(
-                    f"{name} is another here than in the notebook's folder, and {path.parent} leads through a link to "
-                    f"{path.parent.resolve()}, where nothing is written; bring it there, or make the link a folder"
+                    f"{name} differs from the one in the notebook's folder, and {path.parent} is reached through a "
+                    "link to "
+                    f"{path.parent.resolve()}, which is not written to; copy the file there, or replace the link with "
+                    "a folder"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(f".{path.name}.new")
@@ -107,7 +109,7 @@ class LocalModules:
         """
         base = self._base(folder)
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name} leads out of {base}")
+            raise ValueError(f"{name} is outside of {base}")
         return base / name
 
     def _base(self, folder: str) -> Path:

@@ -119,7 +119,9 @@ class Scripts:
         entries = whole if every_run else last_of_each(whole)
         remarks = remarks_on(done, entries, endings)
         if journal.began_late:
-            remarks.insert(0, "cells before %dist_attach are not in it: only the kernel that ran them has their code")
+            remarks.insert(
+                0, "cells from before %dist_attach are not included: only the kernel that ran them has their code"
+            )
         frame = frame_of(self._session.launch)
         return export(Path(path), entries, frame, launch, remarks, journal.without_group)
 
@@ -147,4 +149,4 @@ def _folder() -> str:
     try:
         return os.getcwd()  # noqa: PTH109  (keeps symbolic links, as the user sees the path)
     except FileNotFoundError:
-        raise UsageError("the notebook's folder is gone; os.chdir() to one that is there") from None
+        raise UsageError("the notebook's folder does not exist any more; os.chdir() to one that exists") from None

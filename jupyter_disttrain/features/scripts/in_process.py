@@ -152,16 +152,16 @@ def _find_module(target: str) -> _Found:
     except ModuleNotFoundError as error:
         if not f"{target}.".startswith(f"{error.name}."):
             raise  # an import of a package that the module is in
-        raise ScriptError(f"no module is named {error.name!r} on this host; {target} is in it") from None
+        raise ScriptError(f"there is no module {error.name!r}, which contains {target}, on this host") from None
     if spec is None:
-        raise ScriptError(f"no module that can be run is named {target!r} on this host")
+        raise ScriptError(f"there is no module {target!r} that can be run on this host")
     return _Found(_code_of(spec), str(spec.origin), here, spec)
 
 
 def _code_of(spec: ModuleSpec) -> CodeType:
     code = getattr(spec.loader, "get_code", lambda _name: None)(spec.name)
     if code is None:
-        raise ScriptError(f"{spec.name} is no Python code")
+        raise ScriptError(f"{spec.name} is not Python code")
     return code  # type: ignore[no-any-return]
 
 

@@ -77,7 +77,7 @@ def _working_directory() -> Path:
 
 
 def _go_back(before: Path) -> None:
-    """Enter the directory of cells, or if it is gone the nearest existing one above it."""
+    """Enter the directory of cells, or if it was removed the nearest existing one above it."""
     why = ""
     for place in (before, *before.parents):
         try:
@@ -86,7 +86,7 @@ def _go_back(before: Path) -> None:
             why = why or error.strerror or str(error)
             continue
         if why:
-            sys.stderr.write(f"the working directory {before} can't be entered any more ({why}): it is {place} now\n")
+            sys.stderr.write(f"the working directory {before} can't be entered any more ({why}); changed to {place}\n")
         return
 
 

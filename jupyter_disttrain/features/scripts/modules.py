@@ -45,8 +45,8 @@ class Modules:
             file = getattr(module, "__file__", None) or "a part of Python"
             if name != "__main__" and not Path(file).is_relative_to(folder):
                 sys.stderr.write(
-                    f"{name} beside the script is not what it imports: the rank has imported {file} under that name; "
-                    "run it with --fresh, or rename it\n"
+                    f"the script does not import {name} beside it: the rank has already imported {file} under that "
+                    "name; run it with --fresh, or rename it\n"
                 )
 
 

@@ -55,7 +55,7 @@ def _refusing(original: Any, name: str) -> Any:
         fn = asked.arguments["fn"]
         if str(getattr(fn, "__module__", "")).split(".")[0] in LIGHTNING and not user_code.script_name():
             raise SpawnInCellError(
-                "this strategy of Lightning starts processes of its own, and the ranks are such processes already; use "
+                "this strategy of Lightning starts its own processes, but the ranks are already such processes; use "
                 "Trainer(strategy='ddp', devices=...) with the number of ranks"
             )
         of_cell = getattr(fn, "__module__", None) == "__main__" and not user_code.script_name()
@@ -74,8 +74,8 @@ def _refuse_launches(module: Any) -> None:
     def prepare(self: Any) -> None:
         if not user_code.script_name():
             raise SpawnInCellError(
-                "a launcher within a cell would start processes to train on, and the ranks are such processes already; "
-                "call the function that it was given in the cell"
+                "a launcher within a cell would start training processes, but the ranks are already such processes; "
+                "call the launched function itself in the cell"
             )
         original(self)
 
@@ -85,7 +85,7 @@ def _refuse_launches(module: Any) -> None:
 def _refuse(function: str, name: str) -> NoReturn:
     raise SpawnInCellError(
         f"mp.{name} starts processes that import the function {function}, and a cell can't be imported; the ranks are "
-        f"such processes already, so call {function}(rank, ...) in the cell, or run the whole as a script: "
+        f"already such processes, so call {function}(rank, ...) in the cell, or run everything as a script: "
         "%dist_run --per-node train.py"
     )
 
@@ -117,7 +117,7 @@ def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
     first = store.get("backend").decode()
     if first != wanted:
         raise RendezvousError(
-            f"rank {info.rank} asks for {_named(wanted)} and rank 0 for {_named(first)}; give the same on all ranks"
+            f"rank {info.rank} requests {_named(wanted)} and rank 0 {_named(first)}; use the same backend on all ranks"
         )
 
 

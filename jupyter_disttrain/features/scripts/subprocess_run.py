@@ -86,7 +86,7 @@ class Programs:
         finally:
             self._process = None
         if self._released:
-            raise ProgramReleasedError(f"{name} was ended: another rank's has failed")
+            raise ProgramReleasedError(f"{name} was ended because the program of another rank failed")
         if code:
             raise ProgramExit(f"{name} {_ending(code)}")
 

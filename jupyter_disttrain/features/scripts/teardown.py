@@ -1,4 +1,4 @@
-"""Run at the end of a script what Python runs at a program's end, in a process that goes on.
+"""Run at the end of a script what Python runs at a program's end, in a process that continues.
 
 Covers: work in thread pools is finished, threads are waited for, registered exit functions are called, processes of
 ``multiprocessing`` end.
@@ -81,7 +81,7 @@ def _submitted() -> Iterator[weakref.WeakSet[Any]]:
 
 
 def _wait_for(future: Any) -> None:
-    """Wait for work submitted to a pool; ``futures.wait`` would wait for ever for what was cancelled."""
+    """Wait for work submitted to a pool; ``futures.wait`` would wait forever for what was cancelled."""
     with suppress(futures.CancelledError):
         future.exception()
 
@@ -128,7 +128,7 @@ def _managers() -> list[Any]:
 
 
 def _call(function: Callable[[], Any]) -> None:
-    """Call an exit function; print what it raises, and go on."""
+    """Call an exit function; print what it raises, and continue."""
     try:
         function()
     except Exception:  # noqa: BLE001  (the program's)

@@ -69,8 +69,8 @@ def _interop_threads_bear_it(torch: Any) -> Iterator[None]:
                 raise  # it would fail in a new process too
             if number != found:
                 sys.stderr.write(
-                    f"torch.set_num_interop_threads({number}) changes nothing: this process has {found} for good; "
-                    "run the script with --fresh to have it\n"
+                    f"torch.set_num_interop_threads({number}) has no effect: torch accepts this once per process, and "
+                    f"{found} is set; run the script with --fresh to change it\n"
                 )
 
     torch.set_num_interop_threads = set_num_interop_threads

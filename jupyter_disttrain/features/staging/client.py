@@ -79,7 +79,7 @@ class Staged:
         whole = f"{self.name}: {size_text(self.size_bytes)} in {_count(self.files, 'file')}"
         nodes = f"on {_count(self.nodes, 'node')}"
         if not self.copied_bytes:
-            did = f"{whole} {nodes}, all there already ({self.seconds:.1f} s)"
+            did = f"{whole} {nodes}, already complete ({self.seconds:.1f} s)"
         else:
             rate = size_text(self.copied_bytes / max(self.seconds, 0.001))
             part = (
@@ -90,7 +90,7 @@ class Staged:
             read = "read once" if self.read_bytes == self.size_bytes else f"{size_text(self.read_bytes)} read, once"
             did = f"{whole}{part}, {nodes} in {self.seconds:.1f} s ({rate}/s); {read}, on {self.read_on}"
         lines = [did]
-        lines += [f"{host} sees the folder of {other}, which was written once" for host, other in self.shared.items()]
+        lines += [f"{host} shares the folder of {other}, which was written once" for host, other in self.shared.items()]
         return "\n".join([*lines, *self._where()])
 
     def _where(self) -> list[str]:
@@ -263,7 +263,7 @@ def _get_ready(
     if not sees and not Path(where).exists():
         hosts = ", ".join(dict.fromkeys([*(launch.table[rank].info.host for rank in first), socket.gethostname()]))
         raise StageError(
-            f"{where} is not there on {hosts}; put it on a file system that a node sees, or name an address that "
+            f"{where} does not exist on {hosts}; put it on a file system that a node can read, or use an address that "
             "fsspec reads, such as s3://bucket/folder"
         )
     order = [*sees[:1], *(rank for rank in first if rank not in sees[:1])]
@@ -300,8 +300,8 @@ def _result(
         fault = "" if sender is None else sender.fault
         ended = f"{sender.host}: {fault}" if sender is not None and fault else ended
         raise StageError(
-            f"{without_secrets(where)} is not on every node: {ended}; what is whole stays, and the next call goes on "
-            "from there"
+            f"{without_secrets(where)} was not copied to every node: {ended}; complete files are kept, and the next "
+            "call continues from there"
         )
     by_node = {launch.table[report["rank"]].info.node_rank: report for report in reports}
     paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in ranks}

@@ -1,6 +1,6 @@
 """Connect a node that copies a data set to the nodes before and after it.
 
-Covers: sockets between nodes, encryption, authentication, detecting that a neighbour is gone.
+Covers: sockets between nodes, encryption, authentication, detecting that a neighbour has disconnected.
 Does not cover: the messages (``pipeline``).
 
 Each node listens for the one before it, on its own address of the cluster's network only, and the connection uses

@@ -157,7 +157,7 @@ class PipelineNode:
             if side in self._neighbours and side not in self._parted and self._neighbours.is_gone(side):
                 while (found := self._neighbours.receive(side)) is not None:  # its final messages
                     self._raise_if_ended(found[0])
-                raise EndedError(f"the connection to {self._neighbour(side).label} is gone")
+                raise EndedError(f"the connection to {self._neighbour(side).label} was lost")
 
     def _raise_if_ended(self, head: dict[str, Any]) -> None:
         if head["type"] == "end":
@@ -214,13 +214,14 @@ class PipelineNode:
         deadline = time.monotonic() + GREET_SECONDS
         if UP in self._neighbours:
             if self._next(UP, deadline) is None:
-                raise EndedError(f"{self._neighbour(UP).label} did not reach it within {GREET_SECONDS:g} s")
+                raise EndedError(f"{self._neighbour(UP).label} did not connect within {GREET_SECONDS:g} s")
             self._send(UP, {"type": "hello"})
         if DOWN in self._neighbours and self._next(DOWN, time.monotonic() + GREET_SECONDS) is None:
             after = self._neighbour(DOWN)
             raise StageError(
-                f"{self._chain[self._at].host} did not reach {after.host} at {after.url} within {GREET_SECONDS:g} s; "
-                "open the ports between the nodes for each other, or name the network that is open with --interface"
+                f"{self._chain[self._at].host} could not connect to {after.host} at {after.url} within "
+                f"{GREET_SECONDS:g} s; "
+                "open the ports between the nodes, or choose a network that is open with --interface"
             )
 
     # 2: the list of files

@@ -50,7 +50,7 @@ class Staging:
         Returns
         -------
         dict
-            ``"place"``: see :class:`Place`; ``"sees"``: whether the source's path is there.
+            ``"place"``: see :class:`Place`; ``"sees"``: whether the source's path exists.
 
         Raises
         ------

@@ -64,7 +64,7 @@ def inside_name(name: str) -> str:
     """Return the name of a file or folder of a data set, from its folder; refuse one that leads out of it."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/"):
-        raise StageError(f"{name!r} can't be the name of a file in a data set: it leads out of its folder")
+        raise StageError(f"{name!r} can't be the name of a file in a data set: it is outside of the data set's folder")
     return name
 
 
@@ -110,7 +110,7 @@ class Source:
             return self._list_address() if self._fs is not None else self._list_path(Path(self._root))
         except FileNotFoundError as error:
             why = "" if error.__cause__ is None else f": {error.__cause__}"
-            raise _trouble(f"{error.filename or self._where} is not there{why}") from None
+            raise _trouble(f"{error.filename or self._where} does not exist{why}") from None
         except StageError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -148,7 +148,7 @@ class Source:
             if not any(map(_is_control, PurePosixPath(name).parent.parts))
         ]
         if not files:
-            raise _trouble(f"{self._where} holds no file")
+            raise _trouble(f"{self._where} contains no files")
         return True, files
 
     def read(self, file: SourceFile, first: int) -> Iterator[memoryview]:
@@ -228,9 +228,9 @@ def _of_path(path: Path, name: str) -> SourceFile:
     except FileNotFoundError:
         if not path.is_symlink():
             raise
-        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; fix or remove it") from None
+        raise StageError(f"{path} is a link to {path.readlink()}, which does not exist; fix or remove it") from None
     if not stat.S_ISREG(status.st_mode):
-        raise StageError(f"{path} is no file that could be copied; take it out of the data set")
+        raise StageError(f"{path} is not a regular file and can't be copied; remove it from the data set")
     mode = status.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
     return SourceFile(name=name, size_bytes=status.st_size, version=str(status.st_mtime_ns), mode=mode)
 

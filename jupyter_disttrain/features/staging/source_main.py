@@ -5,7 +5,7 @@ Does not cover: starting it, and the ssh tunnel to the first node (``features.st
 
 It writes no files here, and does not listen. It writes its public key as a line of JSON to its standard output, reads
 the chain as a line from its standard input, and at its end writes a report as a line to its standard output. When its
-standard input ends, it exits: the notebook has gone.
+standard input ends, it exits: the notebook has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     neighbours = Neighbours(None)
     _write({"key": neighbours.key})
     line = sys.stdin.readline()
-    if not line:  # the notebook has gone, or could not reach the nodes
+    if not line:  # the notebook has ended, or could not reach the nodes
         neighbours.close()
         return
     asked = json.loads(line)

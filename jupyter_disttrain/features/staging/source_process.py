@@ -103,9 +103,9 @@ class Sender:
                 host = launch.table[first["rank"]].launch_host
                 return self._through_ssh([*shlex.split(launch.config.ssh), *SSH_OPTIONS], host, target)
             raise StageError(
-                f"{self._source} is on {self.host} alone, and {first['host']} can't be reached from here at {url}: "
+                f"{self._source} is only on {self.host}, and {first['host']} can't be reached from here at {url}: "
                 f"{error.strerror or error}; open the ports of the nodes for {self.host}, or put it on a file system "
-                "that a node sees"
+                "that a node can read"
             ) from error
         return url
 
@@ -123,9 +123,9 @@ class Sender:
         deadline = time.monotonic() + FORWARD_SECONDS
         while not self._socket.exists():
             if self._forward.poll() is not None or time.monotonic() > deadline:
-                reason = self._error_output() or f"it did not open the way within {FORWARD_SECONDS:g} s"
+                reason = self._error_output() or f"the forwarding did not start within {FORWARD_SECONDS:g} s"
                 raise StageError(
-                    f"{self._source} is on {self.host} alone, and can't be sent through ssh to {host}: {reason}; try: "
+                    f"{self._source} is only on {self.host}, and can't be sent through ssh to {host}: {reason}; try: "
                     f"{shlex.join([*command, host, 'true'])}"
                 )
             time.sleep(STAGE_SENDER_POLL_SECONDS)

@@ -251,7 +251,7 @@ class Store:
         if missing > free:
             raise StageError(
                 f"the disk of {self._host} is too small: {self.path.parent} has {free / 1e9:.2f} GB free, and "
-                f"{missing / 1e9:.2f} GB are to be copied; free some there, or name another disk with --to"
+                f"{missing / 1e9:.2f} GB are to be copied; free disk space there, or name another disk with --to"
             )
 
     # Writing, one file after the other
@@ -266,7 +266,7 @@ class Store:
         """
         file = self._files[at]
         if hash_of(block) != digest:
-            raise StageError(f"a block of {file.name} came to {self._host} damaged; stage it again")
+            raise StageError(f"a block of {file.name} arrived damaged on {self._host}; stage it again")
         try:
             if self._part is None or self._part.file is not file:
                 self._open(file)
@@ -297,7 +297,8 @@ class Store:
             if hashed not in ("", own):
                 part.remove()
                 raise StageError(
-                    f"{file.name} on {self._host} has not the hash of the source's, and was removed; stage it again"
+                    f"the hash of {file.name} on {self._host} differs from the source's, so it was removed; stage it "
+                    "again"
                 )
             target = self._path_of(file.name)
             if target.parent not in self._made:
@@ -367,8 +368,8 @@ class Store:
         if error.errno not in _FULL:
             return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")
         return StageError(
-            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free some there, or name "
-            "another disk with --to; what is whole stays, and the next %dist_stage goes on from there"
+            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free disk space there, "
+            "or name another disk with --to; complete files are kept, and the next %dist_stage continues from there"
         )
 
 

@@ -43,7 +43,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
         raise StageError(
-            f"{path} on {host} would be inside of {source}, which is to be copied; name another folder with --to"
+            f"{path} on {host} would be inside {source}, the data set to copy; name another folder with --to"
         )
     return path
 
@@ -95,7 +95,7 @@ def make_own(folder: Path, host: str) -> None:
     check_own(folder, host)
     if folder.is_symlink():
         raise StageError(
-            f"{folder} on {host} is a link to {folder.readlink()}, and has to be a folder; remove it, or name the "
+            f"{folder} on {host} is a link to {folder.readlink()}, not a folder; remove it, or name a "
             f"folder with --to or ${STAGE_DIR}"
         )
 

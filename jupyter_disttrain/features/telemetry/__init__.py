@@ -1,1 +1,1 @@
-"""Show what ranks and nodes do: figures, metrics, progress, stacks. This folder is the notebook's side."""
+"""Show what ranks and nodes do: usage, metrics, progress, stacks. This folder is the notebook's side."""

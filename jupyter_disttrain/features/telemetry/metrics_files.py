@@ -79,7 +79,7 @@ def write_tensorboard(folder: str | Path, rows: Iterable[Metric]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("event files need the tensorboard package; pip install tensorboard brings it") from error
+        raise ImportError("event files need the tensorboard package: pip install tensorboard") from error
     writers: dict[int, Any] = {}
     counts: dict[tuple[int, str], int] = {}
     try:

@@ -217,7 +217,7 @@ class MetricsTable:
         _, rows = self.since(0)
         rows = rows[rows["name"] == self._names.get(name, -1)]
         if not len(rows):
-            raise KeyError(f"no rank has logged {name!r}; there is {', '.join(self.names) or 'no metric yet'}")
+            raise KeyError(f"no rank has logged {name!r}; logged are: {', '.join(self.names) or 'no metric yet'}")
         rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
         return gather(name, rows)
 

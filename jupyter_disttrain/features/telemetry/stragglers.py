@@ -71,7 +71,7 @@ def find_straggler(rates: Mapping[int, Rates]) -> Straggler | None:
         return None
     has_steps = all(rates[each].steps for each in own)
     if not has_steps and max(rates[each].waiting or 0.0 for each in others) > WAITS_ALL_THE_TIME:
-        return None  # they may wait for ever, which is reported as a hang
+        return None  # they may wait forever, which is reported as a hang
     by_data = rates[rank].waiting_for_data
     others_by_data = median(rates[each].waiting_for_data or 0.0 for each in others)
     return Straggler(

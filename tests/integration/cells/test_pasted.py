@@ -105,7 +105,7 @@ Trainer(strategy='ddp_notebook', devices=2, accelerator='cpu', logger=False).fit
         ),
         (
             "from accelerate import notebook_launcher\ndef train(): pass\nnotebook_launcher(train, num_processes=2)",
-            "the ranks are such processes already; call the function that it was given in the cell",
+            "the ranks are already such processes; call the launched function itself in the cell",
         ),
     ],
     ids=["Lightning", "accelerate"],
@@ -125,9 +125,9 @@ def test_nccl_without_a_gpu_is_reported_before_any_rank_waits(cluster: Cluster) 
 
 
 def test_differing_backends_are_reported(cluster: Cluster) -> None:
-    with pytest.raises(RankFailure, match="rank 1 asks for the backend 'gloo' and rank 0 for the backend 'mpi'"):
+    with pytest.raises(RankFailure, match="rank 1 requests the backend 'gloo' and rank 0 the backend 'mpi'"):
         cluster.run("dist.init_process_group('gloo' if rank else 'mpi')")
-    with pytest.raises(RankFailure, match="rank 1 asks for the one that torch chooses and rank 0 for the backend 'gl"):
+    with pytest.raises(RankFailure, match="rank 1 requests the one that torch chooses and rank 0 the backend 'gl"):
         cluster.run("dist.init_process_group(None if rank else 'gloo')")
     assert cluster.run(SUM).results == {0: 2.0, 1: 2.0}
 

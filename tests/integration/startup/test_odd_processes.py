@@ -101,7 +101,7 @@ def test_full_disk_is_named_and_the_previous_version_is_kept(cluster: Cluster, t
             (failure,) = caught.value.failures
             assert f"the disk is full: {disk}" in failure.evalue, failure.evalue
             assert f" on {socket.gethostname()}, " in failure.evalue
-            assert " of 1.0 MiB free; make room, or give another folder" in failure.evalue
+            assert " of 1.0 MiB free; free disk space, or name another folder" in failure.evalue
         cluster.run("del small")
         cluster.checkpoints.load(disk)
         assert cluster.run("small").results == {0: 0, 1: 1}

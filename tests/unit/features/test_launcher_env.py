@@ -125,6 +125,6 @@ def test_file_of_another_user_is_refused(file: Path) -> None:
     file.write_text("{}")
     os.chown(file, 65534, 65534)
     with pytest.raises(
-        UsageError, match=r"it belongs to another user \(nobody\); only the user whose job it is may join it"
+        UsageError, match=r"it belongs to another user \(nobody\); only the user who started the job may attach to it"
     ):
         Cluster.attach(str(file))

@@ -65,7 +65,7 @@ def test_damaged_block_fails_the_copy_and_no_file_is_complete(
         chain.stores[1], "write", lambda at, number, block, digest: write(at, number, bytes(len(block)), digest)
     )
     relays = chain.run()
-    assert "came to node1 damaged" in str(relays[1].fault)
+    assert "arrived damaged on node1" in str(relays[1].fault)
     assert [relay.fault for relay in (relays[0], relays[2])] == [None, None]
     assert all("rank 1 on node1: a block of " in relay.ended for relay in (relays[0], relays[2]))
     assert files(tmp_path / "b" / "data") == {"empty": b""}
@@ -106,7 +106,7 @@ def test_symlinks_unusual_names_and_permissions_are_copied(data: Path, tmp_path:
 
     (data / "again").unlink()
     (data / "again").symlink_to("/nowhere/at/all")
-    with pytest.raises(StageError, match="data/again is a link to /nowhere/at/all, which is not there"):
+    with pytest.raises(StageError, match="data/again is a link to /nowhere/at/all, which does not exist"):
         Source(str(data))
     (data / "again").unlink()
     at = os.open(data, os.O_RDONLY)
@@ -189,5 +189,5 @@ def test_destination_that_is_not_a_copy_of_the_source_is_not_changed(data: Path,
     Chain(data, [tmp_path / "b"]).run()
     (relay,) = Chain(tmp_path / "other" / "data", [tmp_path / "b"]).run()
     assert f"is a copy of {data}, not of" in str(relay.fault)
-    with pytest.raises(StageError, match="leads out of its folder"):
+    with pytest.raises(StageError, match="is outside of the data set's folder"):
         SourceFile.from_list(["../../etc/passwd", 1, "", 0])

@@ -60,7 +60,7 @@ def test_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, mon
     monkeypatch.setenv(LOCAL_DIR, str(folder))
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(LaunchError, match=r"was there already and is open to other users \(mode 755\)"):
+    with pytest.raises(LaunchError, match=r"existed already and is open to other users \(mode 755\)"):
         HostFolder()
     if os.geteuid() == 0:  # chown needs root
         folder.chmod(0o700)

@@ -121,17 +121,15 @@ class MetricsLog:
             try:
                 name.encode()
             except UnicodeEncodeError:
-                raise ValueError(
-                    f"log_metrics can't take the name {name!r}: it is no text that can be written"
-                ) from None
+                raise ValueError(f"log_metrics can't use the name {name!r}: it can't be encoded as text") from None
             if len(self._names) < NAMES:
                 self._names.add(name)
                 self._names_ever.add(name)
         refused = held.keys() - self._names
         if refused and not self._refused:
             sys.stderr.write(
-                f"log_metrics: {min(refused)!r} and further new names are left out, because this cell has logged "
-                f"{NAMES} metrics; put what varies into the step, not into the name\n"
+                f"log_metrics: {min(refused)!r} and further new names are dropped, because this cell has logged "
+                f"{NAMES} metrics; put a varying number into the step, not into the name\n"
             )
         self._refused |= refused if len(self._refused) < NAMES else set()
         return {name: value for name, value in held.items() if name not in refused}
@@ -167,7 +165,7 @@ class MetricsLog:
         if self._dropped_in_cell:
             sys.stderr.write(
                 f"log_metrics: {self._dropped_in_cell:,} calls of this cell were dropped, the earliest first, because "
-                f"they came faster than {self._share:,} a second; log every some steps\n"
+                f"they came faster than {self._share:,} per second; log less often, e.g. every 10 steps\n"
             )
             self._dropped_in_cell = 0
 
@@ -201,7 +199,7 @@ def _whole(step: Any) -> int:
     except TypeError:
         number = int(step) if isinstance(step, float) and step.is_integer() else None
     if number is None or abs(number) > LARGEST_STEP:
-        raise ValueError(f"log_metrics takes a whole number up to 2**53 as its step, not {step!r}")
+        raise ValueError(f"the step of log_metrics must be a whole number up to 2**53, not {step!r}")
     return number
 
 
@@ -217,7 +215,9 @@ def _hold(name: str, value: Any) -> Any:
     if value.is_complex():
         raise TypeError(f"log_metrics takes real numbers, and {name} is complex; log e.g. {name}.abs()")
     if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may hold only a part
-        raise TypeError(f"{name} is spread over ranks, and log_metrics takes what is whole; log {name}.full_tensor()")
+        raise TypeError(
+            f"{name} is sharded over ranks, and log_metrics takes complete values; log {name}.full_tensor()"
+        )
     if value.device.type == "cuda":
         return _OnDevice(value)
     return float(value.detach())

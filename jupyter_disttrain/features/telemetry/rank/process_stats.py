@@ -117,7 +117,7 @@ class Vitals:
         try:
             gpu = open_gpu(device, self._process.pid, uuid)
         except Exception as error:  # noqa: BLE001  (NVML is third-party C code)
-            sys.stderr.write(f"the GPU {device} reports no figures: {error}\n")
+            sys.stderr.write(f"the usage of GPU {device} can't be read: {error}\n")
         failed = False
         while True:
             began = time.monotonic()
@@ -130,7 +130,7 @@ class Vitals:
                 return  # the rank has exited, which is reported separately
             except Exception as error:  # noqa: BLE001  (system files, a driver: none of them may end a rank)
                 if not failed:
-                    sys.stderr.write(f"a figure could not be read: {type(error).__name__}: {error}\n")
+                    sys.stderr.write(f"a measurement failed: {type(error).__name__}: {error}\n")
                 failed = True
             time.sleep(max(0.0, began + self._pause - time.monotonic()))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 STANDS_NS = 200_000  # running time between two samples: a wait may have to start again every now and then
-READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training goes on
+READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training continues
 
 
 class Sampler:

@@ -66,7 +66,7 @@ def test_mpi_job_on_two_hosts_is_joined_left_and_joined_again(lab: Lab, file: Pa
     cluster.detach()
     cluster = Cluster.attach(str(file))
     assert cluster.run("x.item() + rank").results == {rank: 6.0 + rank for rank in range(4)}
-    with pytest.raises(UsageError, match="only where it was started"):
+    with pytest.raises(UsageError, match="start it again with its launcher"):
         cluster.reset()
     cluster.shutdown()
     assert jobs[0].end() == 0, jobs[0].output
@@ -132,7 +132,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     ]
     jobs.append(Job([str(lab.ssh), "node1", " ".join(command)], file.with_name("torchrun.log")))
     assert jobs[0].wait_for_file(file)["address"] == "127.0.0.1"
-    with pytest.raises(UsageError, match=f"reached on node1 alone.*%dist_attach node1:{file} goes through ssh"):
+    with pytest.raises(UsageError, match=f"reached only on node1.*%dist_attach node1:{file} connects through ssh"):
         Cluster.attach(str(file))
     which = f"node1:{file}"
     cluster = Cluster.attach(which, ssh=str(lab.ssh))
@@ -141,7 +141,7 @@ def test_job_with_a_closed_network_is_reached_through_ssh(lab: Lab, file: Path, 
     clusters = Clusters(logging.getLogger(__name__))
     (live,) = held(clusters, cluster.cluster_id)
     assert (live.file.name, live.file.launcher, live.file.is_held) == ("job", "torchrun job", True)
-    with pytest.raises(UsageError, match="a job's own; stop ends it"):
+    with pytest.raises(UsageError, match="belong to a job; stop ends it"):
         live.ask("reset")
     with pytest.raises(UsageError, match=r"the log of rank 1 is on node1: .*/rank1\.log; ssh node1"):
         live.log_ends([1])
@@ -205,7 +205,7 @@ def test_obstacles_between_ranks_and_notebook_are_reported(
         Cluster.attach(str(file))
     lost = start_process(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
     assert lost.end() == 1
-    assert "saw no" in lost.output
+    assert "did not find" in lost.output
     assert "on a file system that all hosts of the job share" in lost.output
     second = start_process(jobs, file, 0, 1, log="second.log")  # another job
     start_process(jobs, file, 1, 2)
@@ -213,7 +213,7 @@ def test_obstacles_between_ranks_and_notebook_are_reported(
     cluster = Cluster.attach(str(file))
     assert cluster.run("rank").results == {0: 0, 1: 1}
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on" in second.output
+    assert f"{file} belongs to another job, which runs on" in second.output
     assert "%dist_shutdown" in second.output
     text = file.read_text()
     first.kill()  # the guard of the controller, as when a job is cancelled at once

@@ -48,7 +48,7 @@ def test_file_of_a_running_job_of_another_version_is_not_used(file: Path, jobs: 
     file.write_text(json.dumps(content | {"version": "0.0.1", "of_another_version": 1}))
     second = start_process(jobs, file, 0, 1, log="second.log")
     assert second.end() == 1
-    assert f"{file} is that of another job, which runs on {content['host']} (1 rank, by torchrun)" in second.output
+    assert f"{file} belongs to another job, which runs on {content['host']} (1 rank, by torchrun)" in second.output
     first.terminate()
     assert wait_until(lambda: not file.exists())
 

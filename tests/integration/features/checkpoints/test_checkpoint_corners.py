@@ -54,7 +54,7 @@ def test_failed_background_version_is_reported_by_the_next(cluster: Cluster, tmp
         "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full"
     )
     cluster.checkpoints.save(root, ["value"], beside=True)
-    with pytest.raises(RankFailure, match="the checkpoint before was not saved: rank 0: the disk is full: "):
+    with pytest.raises(RankFailure, match="the previous checkpoint was not saved: rank 0: the disk is full: "):
         cluster.checkpoints.load(root)
     with pytest.raises(RankFailure, match="the disk is full: "):
         cluster.checkpoints.save(root, ["value"])

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from ....support.notebook_driver import Notebook
 
-CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest\n"
+CUT_OFF = (
+    "the checkpoint that was being written in the background was aborted; the previous version remains the latest\n"
+)
 # A disk that takes as long as the test needs.
 SLOW = """
 import threading
@@ -174,7 +176,7 @@ def test_failed_version_is_reported_and_the_ranks_end(bare_notebook: Notebook, t
         bare_notebook.run(full).check()
         bare_notebook.run(f"%dist_save --async {tmp_path}/run value").check()
         outcome = bare_notebook.run(ending).check()
-        assert "the checkpoint before was not saved: rank 0: the disk is full: " in outcome.text
+        assert "the previous checkpoint was not saved: rank 0: the disk is full: " in outcome.text
         assert "Traceback" not in outcome.text
         assert ends in outcome.text
     bare_notebook.run("%dist_init -n 2 --launcher local").check()
@@ -193,7 +195,7 @@ def test_shutdown_reports_what_it_cancels(bare_notebook: Notebook, tmp_path: Pat
     bare_notebook.run("%%distributed --noblock -r 1\nimport time\nwhile True: time.sleep(0.01)").check()
     cancellations_reported = bare_notebook.run("%dist_shutdown").check().text
     assert (
-        "rank 1 is not idle, so that a checkpoint that is being written beside the cells is cut off"
+        "rank 1 is not idle, so a checkpoint that is being written in the background is aborted"
         in cancellations_reported
     )
     assert "ranks 0-1 ended" in cancellations_reported

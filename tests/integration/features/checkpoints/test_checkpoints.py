@@ -81,7 +81,7 @@ def test_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> None
         ).results
     for n in (1, 3):
         with Cluster(n=n, launcher="local", name=f"now{n}") as other:
-            with pytest.raises(RankFailure, match="'model', 'optimizer' has to be made before it can be filled"):
+            with pytest.raises(RankFailure, match="'model', 'optimizer' has to exist before its state can be loaded"):
                 other.checkpoints.load(tmp_path)
             other.run(SHARDED.replace("range(3)", "range(1)"))
             other.checkpoints.load(tmp_path)
@@ -152,7 +152,7 @@ def test_unsupported_values_are_reported(cluster: Cluster, tmp_path: Path) -> No
     cluster.checkpoints.save(tmp_path, ["value"])
     with pytest.raises(RankFailure, match="has no 'other'; there is value"):
         cluster.checkpoints.load(tmp_path, ["other"])
-    with pytest.raises(UsageError, match="name what is to be saved"):
+    with pytest.raises(UsageError, match="name the variables to save"):
         cluster.checkpoints.save(tmp_path, [])
     (tmp_path / "file").write_text("")
     with pytest.raises(RankFailure, match=r"CheckpointError: .*(File exists|Not a directory)"):

@@ -97,7 +97,7 @@ def test_script_gives_exactly_the_same_losses(cluster: Cluster, tmp_path: Path, 
 
 def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
-    with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
+    with pytest.raises(UsageError, match="no cell has succeeded on the ranks yet"):
         cluster.scripts.export(tmp_path / "empty.py")
     ids = ["a", "b", "a", "c", "d"]
     codes = ["x = 1", "y = x", "x = 2", "raise ValueError(x)", "while True: pass"]
@@ -138,10 +138,10 @@ def test_cells_for_some_ranks_keep_their_text(cluster: Cluster, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("names = get_ipython().user_ns", r"In \[\d+\], line 1: get_ipython\(\) means nothing in a script"),
+        ("names = get_ipython().user_ns", r"In \[\d+\], line 1: get_ipython\(\) is not available in a script"),
         ("import asyncio\nawait asyncio.sleep(0)", r"In \[\d+\] awaits outside a function at line 2"),
-        ("x = 1\n%who", r"In \[\d+\], line 2: %who means nothing in a script"),
-        ("%%html\n<b>", r"In \[\d+\], line 1: %%html means nothing in a script"),
+        ("x = 1\n%who", r"In \[\d+\], line 2: %who is not available in a script"),
+        ("%%html\n<b>", r"In \[\d+\], line 1: %%html is not available in a script"),
     ],
 )
 def test_ipython_features_are_refused_by_name(torchless: Cluster, tmp_path: Path, code: str, message: str) -> None:
@@ -174,7 +174,7 @@ def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) ->
     torchless.run("x = 1")
     torchless.scripts.export(tmp_path / "it.py")
     torchless.run("y = table.sum()")
-    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too much to be kept"):
+    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too large for the export"):
         torchless.scripts.export(tmp_path / "it.py")
 
 

@@ -31,14 +31,14 @@ def cluster() -> Iterator[Cluster]:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("v = 5\n!echo {v}", r"line 2: IPython puts a value in the place of \{v\}, and a script does not"),
-        ("v = 5\nx = !echo $v", r"line 2: IPython puts a value in the place of \$v"),
-        ("v = 5\n%env FOO=$v", r"line 2: IPython puts a value in the place of \$v"),
-        ("%%writefile FOLDER/{rank}.txt\ntext", r"line 1: IPython puts a value in the place of \{rank\}"),
-        ("%%capture out\nx = 1", r"line 1: %%capture out means nothing in a script"),
-        ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 means nothing in a script"),
-        ("%prun -l 1 -s cumulative int()", r"line 1: %prun means nothing in a script"),
-        ("%%bash -s x\necho $1", r"line 1: %%bash -s x means nothing in a script"),
+        ("v = 5\n!echo {v}", r"line 2: IPython replaces \{v\} with a value, and a script does not"),
+        ("v = 5\nx = !echo $v", r"line 2: IPython replaces \$v"),
+        ("v = 5\n%env FOO=$v", r"line 2: IPython replaces \$v"),
+        ("%%writefile FOLDER/{rank}.txt\ntext", r"line 1: IPython replaces \{rank\}"),
+        ("%%capture out\nx = 1", r"line 1: %%capture out is not available in a script"),
+        ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 is not available in a script"),
+        ("%prun -l 1 -s cumulative int()", r"line 1: %prun is not available in a script"),
+        ("%%bash -s x\necho $1", r"line 1: %%bash -s x is not available in a script"),
     ],
 )
 def test_code_that_behaves_differently_in_a_script_is_refused(
@@ -108,7 +108,7 @@ def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> Non
     clear_history(cluster)
     cluster.run("dist.barrier()")
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
+    with pytest.raises(UsageError, match=r"uses the session's process group and .* creates another one; a script has"):
         cluster.scripts.export(tmp_path / "it.py")
 
 
@@ -116,7 +116,9 @@ def test_group_created_first_by_a_library_is_refused(cluster: Cluster, tmp_path:
     clear_history(cluster)
     cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
     cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(UsageError, match=r"uses Accelerator, which makes a process group, and .* makes one of its own"):
+    with pytest.raises(
+        UsageError, match=r"uses Accelerator, which creates a process group, and .* creates another one"
+    ):
         cluster.scripts.export(tmp_path / "it.py")
 
 
@@ -127,7 +129,7 @@ def test_group_destroyed_by_a_cell_is_reported_as_missing(cluster: Cluster, tmp_
     cluster.scripts.export(tmp_path / "it.py")
     cluster.run("dist.barrier()")
     with pytest.raises(
-        UsageError, match=r"uses the session's process group, which .* has ended; a script gets no other"
+        UsageError, match=r"uses the session's process group, which .* has ended; a script has only one"
     ):
         cluster.scripts.export(tmp_path / "it.py")
 
@@ -150,12 +152,12 @@ def test_user_files_are_not_overwritten(torchless: Cluster, tmp_path: Path) -> N
     for _ in range(2):
         torchless.scripts.export(tmp_path / "it.py")
     (tmp_path / "mine.sh").write_text("echo mine")
-    with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
+    with pytest.raises(UsageError, match=r"mine\.sh exists and was not written by %dist_export"):
         torchless.scripts.export(tmp_path / "mine.py")
-    with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
+    with pytest.raises(UsageError, match=r"is the name of the file that launches the script; choose e\.g\. same\.py"):
         torchless.scripts.export(tmp_path / "same.sh")
     torchless.run("global x; x = 2")
-    with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
+    with pytest.raises(UsageError, match=r"the cells together are not valid Python: name 'x' is .* global"):
         torchless.scripts.export(tmp_path / "it.py")
 
 
@@ -165,7 +167,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
     values = tmp_path / "it's_values.pkl"
     values.write_bytes(pickle.dumps("mine"))
-    with pytest.raises(UsageError, match=r"it's_values\.pkl is there already, and %dist_export has not written it"):
+    with pytest.raises(UsageError, match=r"it's_values\.pkl exists and was not written by %dist_export"):
         cluster.scripts.export(tmp_path / "it's.py")
     assert list(tmp_path.iterdir()) == [values]
     values.unlink()
@@ -175,7 +177,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     elsewhere.mkdir()
     assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
     (tmp_path / "folder.sh").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.sh is there already"):
+    with pytest.raises(UsageError, match=r"folder\.sh exists"):
         cluster.scripts.export(tmp_path / "folder.py")
 
 
@@ -224,7 +226,7 @@ def test_copy_without_torch_uses_mpi(tmp_path: Path) -> None:
         cluster.run("x = rank")
         cluster.copy(["x"], 1, [0])
         cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
-        with pytest.raises(UsageError, match="can copy from rank to rank by MPI only; export with --mpi"):
+        with pytest.raises(UsageError, match="can copy between ranks only with MPI; export with --mpi"):
             cluster.scripts.export(tmp_path / "it.py")
         exported = cluster.scripts.export(tmp_path / "it.py", "mpi")
     assert launched(exported.command, tmp_path) == ["rank 0 1", "rank 1 1"]

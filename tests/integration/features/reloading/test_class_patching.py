@@ -149,7 +149,7 @@ class Mine(Slots): pass""")
     ranks.run("slots = Slots(); slots.y = 1; del Mine")
     write(folder, "newest", old="    EVAL = 2\n", new="")
     ranks.run("import gc; gc.collect();")
-    assert str(ranks.reloading.sync()).splitlines()[-1] == f"objects of m.Mode (EVAL is no more) {end}"
+    assert str(ranks.reloading.sync()).splitlines()[-1] == f"objects of m.Mode (EVAL was removed) {end}"
     assert_on_ranks(ranks, "train is Mode.TRAIN and evaluates.name_of_code() == 'new'")
 
 

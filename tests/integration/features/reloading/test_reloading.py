@@ -76,10 +76,10 @@ def test_only_ranks_that_imported_a_module_reload_it(ranks: Cluster, folder: Pat
 @pytest.mark.parametrize(
     ("text", "output"),
     [
-        ("VALUE = 3\ndef value( return 3", r"base\.py:2: SyntaxError: .*; the module stays as it was on ranks 0-1"),
+        ("VALUE = 3\ndef value( return 3", r"base\.py:2: SyntaxError: .*; the module is unchanged on ranks 0-1"),
         (
             "VALUE = 3\n1 / 0",
-            r"base\.py:2: ZeroDivisionError: division by zero; the module stays as it was on ranks 0-1",
+            r"base\.py:2: ZeroDivisionError: division by zero; the module is unchanged on ranks 0-1",
         ),
     ],
 )
@@ -221,8 +221,7 @@ def test_magic_and_automatic_reloading(notebook: Notebook, tmp_path: Path) -> No
         (tmp_path / "user.py").write_text("x = (")
         shown = notebook.run("%%distributed\nprint(both())").check().lines
         assert (
-            f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed; the module stays as it was on ranks 0-1"
-            in shown[0]
+            f"{tmp_path}/user.py:1: SyntaxError: '(' was never closed; the module is unchanged on ranks 0-1" in shown[0]
         )
         assert shown[1:] == ["rank 0 │ (4, 4, 1)", "rank 1 │ (3, 4, 1)"]
         notebook.run(FULL_DISK).check()

@@ -181,7 +181,7 @@ def test_exceptions_raised_by_the_script_are_reported_as_its_own(cluster: Cluste
     assert "pack/__init__.py" in text
     assert "scripts.run" not in text
     missing = failure("nowhere.tool", is_module=True).evalue
-    assert missing == "no module is named 'nowhere' on this host; nowhere.tool is in it"
+    assert missing == "there is no module 'nowhere', which contains nowhere.tool, on this host"
     assert failure("long" * 100).evalue.endswith("can't be read: File name too long")
 
 
@@ -240,7 +240,9 @@ def test_missing_notebook_folder_is_reported(cluster: Cluster, folder: Path, mon
     (folder / "sub").mkdir()
     monkeypatch.chdir(folder / "sub")
     (folder / "sub").rmdir()
-    with pytest.raises(UsageError, match=r"the notebook's folder is gone; os\.chdir\(\) to one that is there"):
+    with pytest.raises(
+        UsageError, match=r"the notebook's folder does not exist any more; os\.chdir\(\) to one that exists"
+    ):
         cluster.scripts.run(script)
     monkeypatch.chdir(folder)
     assert cluster.scripts.run(script).stdout == {0: "ran\n", 1: "ran\n"}
@@ -258,7 +260,7 @@ def test_state_that_torch_sets_once_can_be_set_in_each_run(cluster: Cluster, fol
         run = cluster.scripts.run(script, ["0"])
         assert (run.stdout, run.stderr) == ({0: "went on\n", 1: "went on\n"}, {0: "", 1: ""})
     (found,) = set(cluster.run("torch.get_num_interop_threads()").results.values())
-    output = f"torch.set_num_interop_threads({found + 1}) changes nothing: this process has {found} for good; "
+    output = f"torch.set_num_interop_threads({found + 1}) has no effect: torch accepts this once per process, "
     for text in cluster.scripts.run(script, ["1"]).stderr.values():
         assert text.startswith(output)
         assert text.count("\n") == 1

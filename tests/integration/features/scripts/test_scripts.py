@@ -201,7 +201,7 @@ def test_invalid_script_is_reported_in_one_line(cluster: Cluster, folder: Path, 
             cluster.scripts.run("missing.py")
         assert len(caught.value.failures[0].traceback) == 1
         with pytest.raises(
-            RankFailure, match="ScriptError: no module that can be run is named 'no_such_module' on this host"
+            RankFailure, match="ScriptError: there is no module 'no_such_module' that can be run on this host"
         ):
             cluster.scripts.run("no_such_module", is_module=True)
     else:

@@ -92,12 +92,12 @@ def test_metric_may_change_its_number_type_but_not_to_text(cluster: Cluster) -> 
                 "mesh = init_device_mesh('cpu', (world_size,))\n"
                 "log_metrics(1, norm=DTensor.from_local(torch.ones(()), mesh, [Partial()]))"
             ),
-            r"norm is spread over ranks, .*; log norm.full_tensor\(\)",
+            r"norm is sharded over ranks, .*; log norm.full_tensor\(\)",
         ),
         ("log_metrics(1, loss=torch.ones(3))", r"and loss has 3; log e.g. loss.mean\(\)"),
-        ("log_metrics(1.5, loss=1)", r"a whole number up to 2\*\*53 as its step, not 1.5"),
-        ("log_metrics('one', loss=1)", r"a whole number up to 2\*\*53 as its step, not 'one'"),
-        ("log_metrics(2**60, loss=1)", r"a whole number up to 2\*\*53 as its step, not 1152921504606846976"),
+        ("log_metrics(1.5, loss=1)", r"must be a whole number up to 2\*\*53, not 1.5"),
+        ("log_metrics('one', loss=1)", r"must be a whole number up to 2\*\*53, not 'one'"),
+        ("log_metrics(2**60, loss=1)", r"must be a whole number up to 2\*\*53, not 1152921504606846976"),
     ],
 )
 def test_non_numbers_are_refused(cluster: Cluster, call: str, message: str) -> None:
@@ -136,8 +136,8 @@ def test_names_past_the_limit_are_refused_once(cluster: Cluster) -> None:
         assert len(many.metrics.names) == NAMES
         assert len(many.metrics.rows("kept")) == NAMES + 500
         assert run.stderr[0] == (
-            f"log_metrics: 'm{NAMES - 1}' and further new names are left out, because this cell has logged {NAMES} "
-            "metrics; put what varies into the step, not into the name\n"
+            f"log_metrics: 'm{NAMES - 1}' and further new names are dropped, because this cell has logged {NAMES} "
+            "metrics; put a varying number into the step, not into the name\n"
         )
         many.run("log_metrics(0, of_the_next_cell=1.0)")
         assert "of_the_next_cell" in many.metrics.names
@@ -207,7 +207,7 @@ def test_excess_metrics_are_thinned_reported_and_interruptible() -> None:
 
 
 def test_name_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(RankFailure, match=r"log_metrics can't take the name '\\ud800': it is no text"):
+    with pytest.raises(RankFailure, match=r"log_metrics can't use the name '\\ud800': it can't be encoded"):
         cluster.run("log_metrics(0, **{'\\ud800': 1.0})", 0)
     cluster.run("log_metrics(0, **{'größe/μ': 1.0})", 0)
     assert "größe/μ" in cluster.metrics.names
