@@ -69,7 +69,7 @@ class Folders:
                 raise
             raise LaunchError(
                 f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
-                "or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR"
+                "or set JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR to others"
             ) from error
         _prune(runs, profile.parent, keep=KEPT_RUNS)
         _sweep(profile.parent)
@@ -101,7 +101,7 @@ class Folders:
 
     @property
     def metrics(self) -> Path:
-        """The folder of the metrics files: that of the logs, or of the copies that a tunnel has brought."""
+        """The folder of the metrics files: that of the logs, or of the copies that a tunnel has fetched."""
         brought = self.profile / BROUGHT_METRICS
         return brought if brought.is_dir() else self.run
 

@@ -79,8 +79,8 @@ def mpiexec_over_hosts(without: str) -> str:
     mpiexec = find_mpiexec()
     if not _is_recent(mpiexec):
         raise LaunchError(
-            f"MPI over hosts takes Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {_what_it_is(_version_of(mpiexec))}; "
-            f"put that first on PATH, or start without MPI: {without}"
+            f"MPI over hosts needs Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {_what_it_is(_version_of(mpiexec))}; "
+            f"put Open MPI first on PATH, or start without MPI: {without}"
         )
     return mpiexec
 

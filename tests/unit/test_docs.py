@@ -52,7 +52,7 @@ QUOTED = (
     " waited for ",
     "RankDied",
     "MPI has no world of all ranks",
-    " can't be used as asked, so nothing was started",
+    " can't be used as requested, so nothing was started",
     " there, here it is ",
     "no answer, as if packets were dropped",
     " is pending: ",

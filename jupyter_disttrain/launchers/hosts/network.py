@@ -81,7 +81,7 @@ def choose_network(
     """
     hosts = [report for report in reports if report.answered]
     if not hosts:
-        raise LaunchError("no host has answered, so there is no network to choose")
+        raise LaunchError("no host has replied, so no network can be chosen")
     if interface is None:
         network, chosen = _best(client_addresses, hosts)
     elif "/" in interface:
@@ -219,8 +219,8 @@ def _first_in(network: AnyNetwork, host: HostReport) -> Address | None:
 def loopback_text(interface: str, has: str) -> str:
     """Return the error for loopback as a network between hosts, and what to name instead."""
     return (
-        f"--interface {interface} is loopback, which never leaves a machine, so no host reaches another by it; name a "
-        f"network that all hosts are in, e.g. --interface eth0 or 10.1.0.0/16. {has}"
+        f"--interface {interface} is loopback, which does not connect hosts; name a network that all hosts are in, "
+        f"e.g. --interface eth0 or 10.1.0.0/16. {has}"
     )
 
 
@@ -277,7 +277,7 @@ def _what_they_have(hosts: Sequence[HostReport]) -> str:
     parts = (
         f"{host.name} has {', '.join(f'{each.address}/{each.prefix} ({each.interface})' for each in _usable(host))}"
         if any(_usable(host))
-        else f"{host.name} has no address that others could reach"
+        else f"{host.name} has no address that other hosts can reach"
         for host in hosts
     )
     return "; ".join(parts)
@@ -320,7 +320,7 @@ def parse_network(text: str) -> AnyNetwork:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is no network: {error}; write e.g. --interface 10.1.0.0/16, or an interface's name, e.g. ib0"
+            f"{text!r} is not a network: {error}; write e.g. --interface 10.1.0.0/16, or an interface's name, e.g. ib0"
         ) from error
 
 

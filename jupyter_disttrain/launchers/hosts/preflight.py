@@ -71,7 +71,7 @@ def check(reports: Sequence[HostReport], wanted: HostRequirements, ssh: Sequence
         lines = [
             f"{_named(hosts)}: {fill_in(f'{what}; {remedy}', hosts)}" for (what, remedy), hosts in problems.items()
         ]
-        raise LaunchError("\n  ".join([f"{who} can't be used as asked, so nothing was started", *lines]))
+        raise LaunchError("\n  ".join([f"{who} can't be used as requested, so nothing was started", *lines]))
     return list(_warnings(reports))
 
 
@@ -129,9 +129,9 @@ def _python(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
     elif report.package_digest != wanted.package_digest:
         elsewhere = report.package_folder != wanted.package_folder
         here = f"the one in {wanted.package_folder} here" if elsewhere else "here"
-        remedy = "bring the same state of it to all hosts"
-        remedy += ", and see that PYTHONPATH leads to the same folder" if elsewhere else ""
-        yield f"jupyter_disttrain in {report.package_folder} has other files than {here}", remedy
+        remedy = "copy the same state of it to all hosts"
+        remedy += ", and check that PYTHONPATH contains the same folder" if elsewhere else ""
+        yield f"jupyter_disttrain in {report.package_folder} differs from {here}", remedy
 
 
 def _torch(report: HostReport, reports: Sequence[HostReport], here: str, python: str) -> Iterator[Problem]:
@@ -176,12 +176,12 @@ def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
     if report.shared == "no folder":
         yield (
             f"there is no {shared}, so the hosts share no file system with this machine",
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
         )
     elif report.shared == "other content":
         yield (
-            f"{shared} is a folder of its own there, not this machine's: the hosts share no file system",
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts see",
+            f"{shared} is not the same folder there as on this machine: the hosts share no file system",
+            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
         )
     elif report.shared:
         yield (
@@ -189,24 +189,27 @@ def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
             "log in there as the same user, and correct the folder's permissions",
         )
     for folder, why in report.unwritable.items():
-        yield f"no file can be written into {folder} ({why})", "make room, or correct the folder's permissions or mount"
+        yield (
+            f"no file can be written into {folder} ({why})",
+            "free disk space, or correct the folder's permissions or mount",
+        )
     for folder, free in report.free_bytes.items():
         if free < wanted.least_free_bytes and folder not in report.unwritable:
             yield (
-                f"too little is free in {folder}: {free / 2**20:.0f} MiB",
-                f"make room: ranks want at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
+                f"too little disk space is free in {folder}: {free / 2**20:.0f} MiB",
+                f"free disk space: ranks need at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
             )
     if report.working:
         yield (
             f"the working directory {wanted.working_folder} {report.working}",
-            "create it there, or start the notebook in a folder that all hosts have",
+            "create it there, or start the notebook in a folder that exists on all hosts",
         )
 
 
 def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
     if report.unopened:
         yield (
-            f"no port could be opened on {report.address or 'the address there'} ({report.unopened})",
+            f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
             "name another network with --interface",
         )
     unreached = dict(report.unreached)
@@ -232,7 +235,7 @@ def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
     ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
     if ahead:
         values = ", ".join(f"{name} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in ahead.items())
-        yield f"clocks differ from this machine's: {values}; so do times in logs and metrics (chrony or NTP keeps them)"
+        yield f"clocks differ from this machine's: {values}; so do times in logs and metrics; run chrony or NTP"
     counts = {report.gpus for report in reports}
     if len(counts) > 1:
         values = ", ".join(f"{report.name} {report.gpus}" for report in reports)
@@ -281,8 +284,8 @@ def check_version(network: Network, launcher: str) -> None:
     if ":" in network.client_address and launcher != "ssh":
         needs = "ranks in Slurm need" if launcher == "slurm" else "an MPI job over hosts needs"
         raise LaunchError(
-            f"the hosts were to talk over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), or "
-            "name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
+            f"the hosts would communicate over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), "
+            "or name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
         )
 
 

@@ -291,7 +291,7 @@ def listen(address: str) -> tuple[socket.socket | None, dict[str, Any]]:
 
 def reach(targets: list[list[Any]], limit_s: float) -> list[str]:
     """Connect to all addresses and ports concurrently; return an empty string for each success, else the error."""
-    outcomes = ["no answer"] * len(targets)
+    outcomes = ["no reply"] * len(targets)
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for index, (address, port) in enumerate(targets):

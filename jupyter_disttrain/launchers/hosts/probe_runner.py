@@ -136,7 +136,7 @@ def _nonce(wanted: HostRequirements) -> Iterator[str]:
         path.write_text(name)
     except OSError as error:
         raise LaunchError(
-            f"cannot write into {wanted.shared_folder} on this machine: {error.strerror}; make room "
+            f"cannot write into {wanted.shared_folder} on this machine: {error.strerror}; free disk space "
             "or correct its permissions"
         ) from error
     try:

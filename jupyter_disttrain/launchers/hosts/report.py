@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-SILENT = "no answer"  # the failure of a host from which neither a reply nor an error came
+SILENT = "no reply"  # the failure of a host from which neither a reply nor an error came
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
 
 

@@ -33,12 +33,12 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: HostRequirements) ->
     raw, output = report.failure, _without(report.name, report.failure)
     if _NO_LOGIN in raw:
         return (
-            f"ssh works, and this user has no shell there ({_last(raw, [_NO_LOGIN])})",
-            "name another user (USER@HOST), or have this one given a shell there (chsh)",
+            f"ssh works, but this user has no shell there ({_last(raw, [_NO_LOGIN])})",
+            "name another user (USER@HOST), or set a login shell for this one there (chsh)",
         )
     if report.exit_code in (NOT_FOUND, NOT_RUNNABLE):
         return (
-            f"ssh works, and {wanted.python} can't be run there ({_last(output, [])})",
+            f"ssh works, but {wanted.python} can't be run there ({_last(output, [])})",
             "install the same environment at that path, or put it into a folder that all hosts share",
         )
     for phrases, problem, remedy in _KNOWN:
@@ -51,11 +51,11 @@ def explain(report: HostReport, ssh: Sequence[str], wanted: HostRequirements) ->
             f"{wanted.python} is {version} there, here it is {wanted.python_version}",
             "install the same environment on all hosts",
         )
-    by_hand = f"try it by hand: {' '.join(ssh)} {_GIVEN} {wanted.python} --version"
+    by_hand = f"run it in a terminal: {' '.join(ssh)} {_GIVEN} {wanted.python} --version"
     if report.exit_code is None:
         return (
-            f"no answer within {wanted.limit_s:g} s{_so_far(output)}",
-            f"{by_hand}; a file system that hangs does this too",
+            f"no reply within {wanted.limit_s:g} s{_so_far(output)}",
+            f"{by_hand}; a file system that hangs is another possible cause",
         )
     return (
         f"{wanted.python} failed over ssh with exit code {report.exit_code}{_so_far(output, ' and printed nothing')}",
@@ -101,27 +101,27 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("No route to host", "Network is unreachable", "Connection timed out", "Operation timed out"),
         "can't be reached",
-        "is the host on, and in a network that this machine reaches? A firewall that drops ssh's port does this too",
+        "check that the host is on, that this machine can reach its network, and that no firewall drops ssh's port",
     ),
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED", "host key for", "HOST IDENTIFICATION"),
-        "the host key is another one than before",
+        "the host key has changed",
         "if the host was reinstalled, remove the old key (ssh-keygen -R %h); if not, this may be an attack",
     ),
     (
         ("Host key verification failed", "host key is known for"),
         "the host key is not known here",
-        "log in once by hand and confirm the key: {ssh} %n",
+        "log in once in a terminal and confirm the key: {ssh} %n",
     ),
     (
         ("Permission denied", "Too many authentication failures"),
         "ssh was denied without a password",
-        "is that your user there (else USER@HOST)? Put your key there (ssh-copy-id %n), or load it (ssh-add)",
+        "check the user name (else USER@HOST), and copy your key there (ssh-copy-id %n) or load it (ssh-add)",
     ),
     (
         ("kex_exchange_identification", "Connection closed by", "Connection reset by"),
         "sshd there closed the connection before the login",
-        "see its log for the reason (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
+        "check its log for the reason (journalctl -u ssh): often MaxStartups, a banned address, or no free memory",
     ),
     (
         ("Bad owner or permissions", "Bad configuration option"),

@@ -63,12 +63,12 @@ class Allocation:
         if state.state == UNKNOWN:
             raise LaunchError(
                 f"the notebook is in the allocation {job_id}, whose state Slurm does not report now ({state.reason}); "
-                "try again later, sdiag or sinfo show whether it answers"
+                "try again later; sdiag or sinfo show whether Slurm responds"
             )
         if not state.runs or not state.nodes:
             raise LaunchError(
-                f"the notebook is in the allocation {job_id} by its environment, but that is {state.state.lower()}"
-                f"{f' ({state.reason})' if state.reason else ''}; start it in another, or give --new-job"
+                f"the notebook's environment names the allocation {job_id}, but that is {state.state.lower()}"
+                f"{f' ({state.reason})' if state.reason else ''}; start it in another, or use --new-job"
             )
         return cls.of(state, environ)
 
@@ -119,14 +119,14 @@ class Allocation:
             if nodes * per_node != ranks:
                 raise UsageError(
                     f"-n {ranks} can't be spread evenly over {counted(nodes, 'node')} of the allocation "
-                    f"{self.job_id}, which has {len(self.nodes)}; give -N and --ntasks-per-node"
+                    f"{self.job_id}, which has {len(self.nodes)}; set -N and --ntasks-per-node"
                 )
         if nodes > len(self.nodes) or per_node > self.most_per_node:
             raise UsageError(
-                f"{counted(nodes, 'node')} with {counted(per_node, 'rank')} each {'is' if nodes == 1 else 'are'} asked "
-                f"for, but the allocation {self.job_id}, in which "
+                f"{counted(nodes, 'node')} with {counted(per_node, 'rank')} each {'is' if nodes == 1 else 'are'} "
+                f"requested, but the allocation {self.job_id}, in which "
                 f"this notebook runs, has {len(self.nodes)} ({', '.join(self.nodes)}) with room for "
-                f"{self.most_per_node} each; ask for less, or submit a job of its own with --new-job"
+                f"{self.most_per_node} each; request less, or submit a job of its own with --new-job"
             )
         return nodes, per_node
 

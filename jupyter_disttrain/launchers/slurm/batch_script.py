@@ -30,11 +30,11 @@ for attempt in {{1..{attempts}}}; do
     if [ -e "$sign" ]; then
         touch "$sign.job"
         if (( $(stat -c %Y "$sign.job") - $(stat -c %Y "$sign") > {stale_s} )); then
-            echo "the notebook that submitted this job has gone" >&2
+            echo "the notebook that submitted this job has ended" >&2
             exit 0
         fi
     elif (( attempt > {unseen} )); then
-        echo "$(hostname) does not see $sign: the notebook has gone, or this host does not share its folders" >&2
+        echo "$(hostname) can't read $sign: the notebook has ended, or this host does not share its folders" >&2
         exit 1
     fi
     sleep {pause_s}

@@ -47,7 +47,8 @@ def find(command: str) -> str:
     path = shutil.which(command)
     if path is None:
         raise LaunchError(
-            f"no {command} was found on PATH, so this host is no part of a Slurm cluster, or its module is not loaded; "
+            f"no {command} was found on PATH, so this host is not part of a Slurm cluster, or its module is not "
+            "loaded; "
             "run the notebook on a login node, load the module, or start without Slurm: %dist_init --launcher mpi"
         )
     return path
@@ -96,6 +97,6 @@ def ask(
         )
     except subprocess.TimeoutExpired as error:
         raise SilentError(
-            f"{command[0]} did not end within {limit_s:g} s; see by sdiag or sinfo whether Slurm answers"
+            f"{command[0]} did not end within {limit_s:g} s; check with sdiag or sinfo whether Slurm responds"
         ) from error
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -78,10 +78,10 @@ class SlurmJob:
         except SilentError as error:
             raise LaunchError(f"{error}; {_cancel_by_name(name)}") from error
         if answer.code and _SILENT.search(answer.trouble):
-            raise LaunchError(f"Slurm does not answer: {answer.trouble}; {_cancel_by_name(name)}")
+            raise LaunchError(f"Slurm does not respond: {answer.trouble}; {_cancel_by_name(name)}")
         if answer.code:
             raise LaunchError(
-                f"Slurm did not take the job: {answer.trouble}; "
+                f"Slurm rejected the job: {answer.trouble}; "
                 "sinfo shows the partitions, sacctmgr show associations the accounts"
             )
         numbers = [found[1] for line in answer.output.splitlines() if (found := _NUMBER.fullmatch(line.strip()))]
@@ -104,7 +104,7 @@ class SlurmJob:
             if state.node_list:
                 state = replace(state, nodes=expand(state.node_list))
         except LaunchError:
-            return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not answer")
+            return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not respond")
         return replace(state, position=ask_position(state)) if with_position and state.waits else state
 
     def _state_afterwards(self, answer: Answer) -> JobState:
@@ -163,11 +163,11 @@ class SlurmJob:
                 answer = ask("scancel", self.job_id)
             except SilentError as error:
                 raise LaunchError(
-                    f"job {self.job_id} may not be cancelled: {error}; do it by scancel {self.job_id}"
+                    f"job {self.job_id} may not be cancelled: {error}; run scancel {self.job_id}"
                 ) from error
             if answer.code and _NO_SUCH_JOB not in answer.complaint:
                 raise LaunchError(
-                    f"job {self.job_id} could not be cancelled: {answer.trouble}; do it by scancel {self.job_id}"
+                    f"job {self.job_id} could not be cancelled: {answer.trouble}; run scancel {self.job_id}"
                 )
         while not (state := self.state()).is_over and time.monotonic() < deadline:
             time.sleep(pause_s)
@@ -181,15 +181,15 @@ def _cancel_by_name(name: str) -> str:
     A job that is accepted later ends as soon as it starts: its script detects that no notebook waits for it.
     """
     if not name:
-        return "squeue --me shows whether it has taken the job all the same; try again later"
+        return "squeue --me shows whether Slurm has accepted the job nevertheless; try again later"
     command = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
     try:
         is_done = not ask(*command, limit_s=COMMANDS_STATE_SECONDS).code
     except LaunchError:
         is_done = False
     if is_done:
-        return "a job that it has taken all the same is cancelled; try again later"
-    return f"if it has taken the job all the same, {' '.join(command)} cancels it; try again later"
+        return "if Slurm has accepted the job nevertheless, it is cancelled; try again later"
+    return f"if Slurm has accepted the job nevertheless, {' '.join(command)} cancels it; try again later"
 
 
 def submit_environment() -> dict[str, str]:

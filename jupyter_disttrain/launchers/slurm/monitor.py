@@ -33,7 +33,7 @@ class Notice:
     """A notice for the user."""
 
     text: str
-    is_over: bool = False  # the job's ranks are gone, and the job is of no use any more
+    is_over: bool = False  # the job's ranks have ended, and the job is of no further use
 
 
 class Watcher:
@@ -90,7 +90,7 @@ class Watcher:
         if self._reported_silence or now_s - self._silent_since_s < SILENCE_SECONDS:
             return []
         self._reported_silence = True
-        return [Notice(f"job {state.job_id}: Slurm has not answered for a while ({state.reason}); the ranks go on")]
+        return [Notice(f"job {state.job_id}: Slurm has not responded for a while ({state.reason}); the ranks continue")]
 
     @staticmethod
     def _lost_nodes(state: JobState, was: JobState | None) -> list[Notice]:

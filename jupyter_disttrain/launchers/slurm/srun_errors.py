@@ -44,12 +44,12 @@ def explain_step(report: HostReport, wanted: HostRequirements) -> tuple[str, str
             f"{wanted.python} can't be run there ({output})",
             "install the same environment at that path, or put it into a folder that all nodes share",
         )
-    by_hand = f"try it by hand, in an allocation: srun --nodelist=NODE {wanted.python} --version"
+    by_hand = f"run it in an allocation: srun --nodelist=NODE {wanted.python} --version"
     if report.exit_code is None:
-        ports = "nodes have to reach this machine's ports (SrunPortRange), and a file system that hangs does this too"
+        ports = "check that nodes can reach this machine's ports (SrunPortRange), and that no file system hangs"
         so_far = "" if report.failure == SILENT else f"; its output so far: {output}"
-        return f"srun brought no answer within {wanted.limit_s:g} s{so_far}", f"{by_hand}; {ports}"
-    return f"srun could start nothing there, or it failed (exit code {report.exit_code}): {output}", by_hand
+        return f"srun returned no reply within {wanted.limit_s:g} s{so_far}", f"{by_hand}; {ports}"
+    return f"srun could not start the process there, or it failed (exit code {report.exit_code}): {output}", by_hand
 
 
 def _last(output: str) -> str:

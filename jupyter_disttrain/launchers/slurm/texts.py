@@ -16,38 +16,38 @@ DAY = 24 * 3600.0
 NO_LOG = 53  # Slurm's "signal" for a job whose output could not be opened
 _ENDS = {  # by Slurm's state: what happened, and what to do
     "TIMEOUT": (
-        "was ended by Slurm, because its time limit{limit} was over",
-        "next time give a longer --time, and %dist_save before the end",
+        "was ended by Slurm, because it reached its time limit{limit}",
+        "set a longer --time, and run %dist_save before the end",
     ),
     "PREEMPTED": (
         "was ended by Slurm, because a job of higher priority took its nodes",
-        "--partition or --sbatch '--qos=...' may name one that is not preempted; %dist_save keeps what was trained",
+        "choose a --partition or --sbatch '--qos=...' that is not preempted; %dist_save saves the training state",
     ),
-    "CANCELLED": ("was cancelled from outside", "if that was neither you nor a script of yours, ask your site"),
+    "CANCELLED": ("was cancelled by a user or the site", "if you did not cancel it, ask your site"),
     "NODE_FAIL": (
         "was ended by Slurm, because one of its nodes failed",
-        "--sbatch '--exclude=HOST' avoids a node, and with --ranks-by srun the others go on",
+        "--sbatch '--exclude=HOST' avoids a node, and with --ranks-by srun the other ranks continue",
     ),
     "OUT_OF_MEMORY": (
-        "was ended by Slurm, because it used more memory than it had asked for",
-        "ask for more with --sbatch '--mem=...'",
+        "was ended by Slurm, because it used more memory than it had requested",
+        "request more with --sbatch '--mem=...'",
     ),
-    "DEADLINE": ("was ended by Slurm, because its deadline had come", "give a later --deadline"),
+    "DEADLINE": ("was ended by Slurm, because it reached its deadline", "set a later --deadline"),
     "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
-    "FAILED": ("failed{code}", "see {log} for the reason"),
+    "FAILED": ("failed{code}", "check {log} for the reason"),
     "COMPLETED": ("has ended by itself", "{log} may give the reason"),
     "GONE": ("has ended, and Slurm does not know it any more", "{log} may give the reason"),
 }
 _REASONS = {  # hints for reasons of waiting whose name alone gives no remedy
-    "PartitionNodeLimit": "it asks for more nodes, or more time, than the partition gives: interrupt, and ask for less",
-    "PartitionConfig": "no nodes of the partition can take it: interrupt, and ask for fewer, or for less on each",
-    "PartitionTimeLimit": "it asks for more time than the partition gives: interrupt, and give a shorter --time",
+    "PartitionNodeLimit": "it requests more nodes or time than the partition allows: interrupt, and request less",
+    "PartitionConfig": "no nodes of the partition can run it: interrupt, and request fewer nodes, or less on each",
+    "PartitionTimeLimit": "it requests more time than the partition allows: interrupt, and set a shorter --time",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "BadConstraints": "no node has what it asks for: interrupt, and ask for less",
-    "InvalidAccount": "the account is not valid: interrupt, and give another with --account",
-    "InvalidQOS": "the quality of service is not valid: interrupt, and give another with --sbatch '--qos=...'",
-    "JobHeldUser": "held by you: scontrol release {job} lets it go",
+    "BadConstraints": "no node has what it requests: interrupt, and request less",
+    "InvalidAccount": "the account is not valid: interrupt, and set another with --account",
+    "InvalidQOS": "the quality of service is not valid: interrupt, and set another with --sbatch '--qos=...'",
+    "JobHeldUser": "held by you: run scontrol release {job}",
     "JobHeldAdmin": "held by the site",
     "ReqNodeNotAvail": "a node that it needs is down or reserved",
 }
@@ -62,9 +62,9 @@ def waiting_text(state: JobState, now_s: float | None = None) -> str:
         Seconds since the epoch; None: now.
     """
     if state.state == "UNKNOWN":
-        return f"job {state.job_id}: {state.reason}; asking again"
+        return f"job {state.job_id}: {state.reason}; trying again"
     if not state.waits:
-        return f"job {state.job_id} has its nodes, which Slurm makes ready: {hosts_text(state)}"
+        return f"job {state.job_id} has its nodes, which Slurm is preparing: {hosts_text(state)}"
     where = [] if state.position is None else [f"position {state.position} in partition {state.partition}"]
     parts = [f"job {state.job_id} is pending: {' '.join([*where, *_reason_of(state)])}".removesuffix(": ")]
     if state.requeued:
@@ -86,7 +86,7 @@ def running_text(state: JobState, now_s: float | None = None) -> str:
 def no_gpus_text(state: JobState, option: str) -> str:
     """Return one line on a job whose request for GPUs does not show in its state."""
     return (
-        f"job {state.job_id}: {option} asks for GPUs, but Slurm reports none, so the ranks use CPUs; "
+        f"job {state.job_id}: {option} requests GPUs, but Slurm reports none, so the ranks use CPUs; "
         "set their number per node with --gpus-per-node"
     )
 
@@ -106,8 +106,8 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
     log = state.log or known.log or "the job's log"
     if state.exit_signal == NO_LOG:
         return (
-            f"{_job(state if state.nodes else known)} could not begin, most likely because its first node can't write "
-            f"{log}; have that folder on a file system that all nodes share with this machine, or name another with "
+            f"{_job(state if state.nodes else known)} could not start, most likely because its first node can't write "
+            f"{log}; put that folder on a file system that all nodes share with this machine, or name another with "
             "JUPYTER_DATA_DIR"
         )
     what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may give the reason"))
@@ -120,7 +120,7 @@ def requeued_text(state: JobState, was: JobState | None = None) -> str:
     """Return one line on a job that Slurm has put back into the queue."""
     return (
         f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by a user); "
-        "its ranks are gone with their variables, so it is cancelled; %dist_save keeps what was trained"
+        "its ranks and their variables are lost, so it is cancelled; %dist_save saves the training state"
     )
 
 
@@ -129,8 +129,8 @@ def time_text(state: JobState, now_s: float) -> str:
     assert state.end_s is not None
     left = state.end_s - now_s
     return (
-        f"job {state.job_id} ends at {clock_text(state.end_s, now_s)}, in {_left_text(left)}: its time limit; "
-        f"%dist_save now, or ask your site for scontrol update JobId={state.job_id} TimeLimit=+60"
+        f"job {state.job_id} ends at {clock_text(state.end_s, now_s)}, in {_left_text(left)}, at its time limit; "
+        f"run %dist_save now, or ask your site for scontrol update JobId={state.job_id} TimeLimit=+60"
     )
 
 
@@ -139,13 +139,13 @@ def preempt_text(state: JobState, now_s: float) -> str:
     assert state.preempt_s is not None
     return (
         f"job {state.job_id} is to be preempted at {clock_text(state.preempt_s, now_s)}: "
-        "a job of higher priority takes its nodes; %dist_save now"
+        "a job of higher priority takes its nodes; run %dist_save now"
     )
 
 
 def lost_nodes_text(state: JobState, lost: tuple[str, ...]) -> str:
     """Return one line on nodes that Slurm has taken from a job because they failed."""
-    left = f"; it goes on with {hosts_text(state)}" if state.nodes else ""
+    left = f"; it continues with {hosts_text(state)}" if state.nodes else ""
     they = "it" if len(lost) == 1 else "they"
     return f"job {state.job_id} has lost {', '.join(lost)}: Slurm reports that {they} failed{left}"
 

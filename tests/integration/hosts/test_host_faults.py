@@ -54,7 +54,7 @@ def test_ranks_of_a_lost_host_restart_on_a_spare_and_the_others_keep_their_varia
         cluster.run("kept = rank")
         run = cluster.run(LOOP.format(steps=10_000), block=False)
         breakable.cut("node1")
-        with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host: node1 has not answered for"):
+        with pytest.raises(RankFailure, match=r"rank 0 \(node1\).*lost with its host: node1 has not replied for"):
             run.wait()
         assert any("rank 0 was replaced by a new process on node3" in note for note in run.notes)
         code = (
@@ -114,7 +114,7 @@ def test_hosts_lost_under_mpi_are_named_with_advice(breakable: Lab) -> None:
         assert [note for note in caught.value.notes if re.match(f"ranks 1-3 can't be replaced: {helps}", note)]
         text = "\n".join(caught.value._render_traceback_())
         assert text.count("--launcher ssh") == 1
-        assert text.count("node3 has not answered for") == 1, "for both of its ranks"
+        assert text.count("node3 has not replied for") == 1, "for both of its ranks"
         with pytest.raises(UsageError, match=rf"ranks 1-3 died; {helps}"):
             cluster.run("1")
     assert not breakable.left_on("node1")

@@ -63,8 +63,8 @@ def test_mpi_that_cannot_start_remote_ranks_is_refused_before_any_host_is_contac
     with pytest.raises(LaunchError) as refused:
         Cluster(launcher=launcher, hosts=hosts)
     without = "--launcher ssh" if launcher == "mpi" else "--ranks-by srun"
-    assert f"MPI over hosts takes Open MPI 5, and {tmp_path}/mpiexec is {named}" in str(refused.value)
-    assert str(refused.value).endswith(f"put that first on PATH, or start without MPI: {without}")
+    assert f"MPI over hosts needs Open MPI 5, and {tmp_path}/mpiexec is {named}" in str(refused.value)
+    assert str(refused.value).endswith(f"put Open MPI first on PATH, or start without MPI: {without}")
     assert not (tmp_path / "was-asked").exists()
 
 

@@ -131,18 +131,18 @@ def test_missing_requirements_of_each_host_are_reported_with_advice(
         lab.run("node1", f"rm -rf {shared}/*; mount -o remount,ro {shared}")
         lines = refusal(survey(hosts, ssh, wanted), wanted, ssh)
     text = "\n".join(lines)
-    assert lines[0] == "9 of 9 hosts can't be used as asked, so nothing was started"
+    assert lines[0] == "9 of 9 hosts can't be used as requested, so nothing was started"
     here = probe.version_of("torch")
     for expected in (
-        f"node1: {shared} is a folder of its own there, not this machine's: the hosts share no file system; mount",
-        f"node1: no file can be written into {shared} (Read-only file system); make room",
+        f"node1: {shared} is not the same folder there as on this machine: the hosts share no file system; mount",
+        f"node1: no file can be written into {shared} (Read-only file system); free disk space",
         f"node2: torch is 1.13.1 there, here it is {here}; install the same on all hosts, e.g. pip install torch==",
         f"node3, {lab.address('node3')}: no file can be written into {lab.local_disk} (No space left on device)",
         "closed: the ssh port there refuses connections",
         "nowhere.invalid: there is no host of this name (Could not resolve hostname nowhere.invalid: Name",
-        "stranger: the host key is not known here (Host key verification failed.); log in once by hand and confirm the",
+        "stranger: the host key is not known here (Host key verification failed.); log in once in a terminal",
         "keyless: ssh was denied without a password (root@keyless: Permission denied (publickey",
-        "nobody@node1: ssh works, and this user has no shell there (This account is currently not available.); name",
+        "nobody@node1: ssh works, but this user has no shell there (This account is currently not available.); name",
         f"{lab.address('node3')}: the same host as node3; name each host once",
     ):
         assert f"\n  {expected}" in text, text
@@ -160,8 +160,13 @@ def test_requirement_missing_on_hosts_is_reported_once(lab: Lab, wanted: HostReq
         least_free_bytes=1 << 60,
     )
     lines = refusal(survey(lab.hosts[:2], ssh, lacking), lacking, ssh)[1:]
-    assert all(line.startswith("  node1, node2: ") or "too little is free" in line for line in lines)
-    for expected in ("working directory", "jupyter_disttrain is 0.1.0 there", "Open MPI is", "make room: ranks want"):
+    assert all(line.startswith("  node1, node2: ") or "too little disk space is free" in line for line in lines)
+    for expected in (
+        "working directory",
+        "jupyter_disttrain is 0.1.0 there",
+        "Open MPI is",
+        "free disk space: ranks need",
+    ):
         assert any(expected in line for line in lines), expected
     absent = replace(wanted, python="/nowhere/bin/python")
     (line,) = refusal(survey(["node1"], ssh, absent), absent, ssh)[1:]
@@ -235,7 +240,7 @@ def test_silent_host_times_out_and_its_ssh_is_ended(lab: Lab, wanted: HostRequir
     with silent_server(lab) as (ssh, _):
         reports = survey(["silent"], ssh, soon)
     assert not own_children("ssh")
-    assert "silent: no answer within 0.3 s" in refusal(reports, soon, ssh)[1]
+    assert "silent: no reply within 0.3 s" in refusal(reports, soon, ssh)[1]
 
 
 def test_interrupt_ends_every_ssh(lab: Lab, wanted: HostRequirements, shared: Path) -> None:

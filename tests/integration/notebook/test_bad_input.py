@@ -300,7 +300,7 @@ def test_full_disk(empty: Notebook) -> None:
     empty.run("resource.setrlimit(resource.RLIMIT_FSIZE, old)").check()
     assert re.fullmatch(
         r"LaunchError: cannot write \S+/security: File too large; free or repair that disk or folder, "
-        r"or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR",
+        r"or set JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR to others",
         message,
     )
     assert nothing_was_started()
@@ -312,7 +312,7 @@ def test_invalid_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(blocker / "runtime"))
     assert re.fullmatch(
         rf"cannot write {blocker}/runtime: Not a directory; free or repair that disk or folder, "
-        r"or name others with JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR",
+        r"or set JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR to others",
         refuse_start(),
     )
 

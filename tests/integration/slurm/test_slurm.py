@@ -68,7 +68,7 @@ def cancel_job(slurm: Slurm, job: str, how: str) -> None:
 
 
 CANCELLATIONS = {
-    "cancelled": "was cancelled from outside",
+    "cancelled": "was cancelled by a user or the site",
     "preempted": "a job of higher priority took its nodes",
     "requeued": "was put back into the queue",
     "out of time": "its time limit of 00:00:00 was over",

@@ -63,8 +63,8 @@ def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(
 
 
 @pytest.mark.usefixtures("batch")
-def test_request_refused_by_slurm_is_reported_in_its_words() -> None:
-    with pytest.raises(LaunchError, match=r"Slurm did not take the job: .*[Ii]nvalid partition"):
+def test_request_refused_by_slurm_is_reported_with_its_message() -> None:
+    with pytest.raises(LaunchError, match=r"Slurm rejected the job: .*[Ii]nvalid partition"):
         Cluster(launcher="slurm", slurm=SlurmOptions(partition="nowhere"))
 
 

@@ -153,6 +153,6 @@ def test_too_little_shared_memory_is_named() -> None:
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if ended.returncode in (1, 3) and "Operation not permitted" in ended.stderr:
         pytest.skip("only root can mount a small /dev/shm")
-    assert f"Open MPI can't make its shared memory: /dev/shm on {socket.gethostname()} has 64 KiB" in ended.stdout
+    assert f"Open MPI can't create its shared memory: /dev/shm on {socket.gethostname()} has 64 KiB" in ended.stdout
     assert "docker run --shm-size=1g" in ended.stdout
     assert "%dist_init --launcher local" in ended.stdout

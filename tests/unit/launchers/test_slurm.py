@@ -172,13 +172,13 @@ def test_pending_job_line_shows_position_reason_and_start() -> None:
     assert place == 3
     text = waiting_text(dataclasses.replace(state, position=place), now_s=8000.0)
     assert text.startswith("job 7 is pending: position 3 in partition gpu (Resources), expected to start ")
-    assert "give another with --account" in waiting_text(dataclasses.replace(state, reason="InvalidAccount"))
+    assert "set another with --account" in waiting_text(dataclasses.replace(state, reason="InvalidAccount"))
 
 
 def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
     watcher, notices = Watcher(), []
     for left_s in (700, 590, 580, 290, 280, 50, 40):
-        notices += [notice.text.partition(": its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
+        notices += [notice.text.partition(", at its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
     assert [text.split(", ")[-1] for text in notices] == ["in 10 min", "in 5 min", "in 50 s"]
     longer = dataclasses.replace(RUNNING, end_s=2 * HOUR)
     assert not watcher.look(longer, HOUR)
@@ -192,13 +192,13 @@ def test_job_events_are_reported_once() -> None:
     watcher.look(RUNNING, 0.0)
     silent = JobState(job_id="7", state="UNKNOWN", reason="no route")
     assert not watcher.look(silent, 10.0)
-    assert "has not answered" in watcher.look(silent, 200.0)[0].text
+    assert "has not responded" in watcher.look(silent, 200.0)[0].text
     smaller = dataclasses.replace(RUNNING, nodes=("a",), node_list="a")
     assert "has lost b" in watcher.look(smaller, 210.0)[0].text
     assert "to be preempted" in watcher.look(dataclasses.replace(smaller, preempt_s=300.0), 220.0)[0].text
     (over,) = watcher.look(dataclasses.replace(smaller, state="TIMEOUT"), 230.0)
     assert over.is_over
-    assert "job 7 (a) was ended by Slurm, because its time limit of 01:00:00 was over" in over.text
+    assert "job 7 (a) was ended by Slurm, because it reached its time limit of 01:00:00" in over.text
     assert not watcher.look(dataclasses.replace(smaller, state="GONE"), 240.0)
 
 
@@ -217,7 +217,7 @@ def test_allocation_refuses_more_than_it_has() -> None:
     assert around.shape(SlurmOptions()) == (2, 4)
     assert around.shape(SlurmOptions(), ranks=3) == (1, 3)
     with pytest.raises(
-        UsageError, match=r"3 nodes with 4 ranks each are asked for, but the allocation 7.*node1, node2"
+        UsageError, match=r"3 nodes with 4 ranks each are requested, but the allocation 7.*node1, node2"
     ):
         around.shape(SlurmOptions(nodes=3))
     with pytest.raises(UsageError, match="--partition can't be changed in the allocation 7"):

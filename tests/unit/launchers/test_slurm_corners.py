@@ -66,7 +66,7 @@ def test_gpus_not_counted_by_the_site_are_taken_from_the_request() -> None:
     assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, gpus_per_node="a100:4"), messages.append) == 4
     assert not messages
     assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, more=("--gres=gpu:4",)), messages.append) == 0
-    assert "--gres=gpu:4 asks for GPUs, but Slurm reports none, so the ranks use CPUs" in messages[0]
+    assert "--gres=gpu:4 requests GPUs, but Slurm reports none, so the ranks use CPUs" in messages[0]
     assert allocated_nodes._gpus_of_each(state, SlurmOptions(nodes=2, partition="gpu"), messages.append) == 0
     assert len(messages) == 1
     assert Allocation.of(state, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
@@ -200,18 +200,18 @@ def test_deaths_are_reported_whatever_queries_fail_and_slurm_is_queried_once_for
         (
             NEVER,
             "exit 0",
-            r"sbatch did not end within .*; a job that it has taken all the same is cancelled; try again",
+            r"sbatch did not end within .*; if Slurm has accepted the job nevertheless, it is cancelled; try again",
         ),
-        (NEVER, NEVER, r"if it has taken the job all the same, scancel --user=\S+ --name=disttrain-x cancels it"),
+        (NEVER, NEVER, r"if Slurm has accepted the job nevertheless, scancel --user=\S+ --name=disttrain-x cancels it"),
         (
             "echo 'error: Socket timed out on send/recv operation' >&2; exit 1",
             "exit 0",
-            "Slurm does not answer: .*send",
+            "Slurm does not respond: .*send",
         ),
-        ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm did not take the job: .* sinfo shows"),
-        ("exit 0", "exit 0", "sbatch printed no job number, but: nothing; a job that it has taken"),
+        ("echo 'error: invalid partition' >&2; exit 1", "exit 1", "Slurm rejected the job: .* sinfo shows"),
+        ("exit 0", "exit 0", "sbatch printed no job number, but: nothing; if Slurm has accepted"),
         ("echo 12; echo 'see job 5'; echo 'no 7;'", "", "12"),
-        ("echo 'job 5 it is'", "exit 0", "sbatch printed no job number, but: job 5 it is; a job"),
+        ("echo 'job 5 it is'", "exit 0", "sbatch printed no job number, but: job 5 it is; if Slurm"),
     ],
 )
 def test_late_or_malformed_sbatch_reply_leaves_no_unnamed_job(
@@ -239,7 +239,7 @@ def test_cancel_timeout_names_the_job(fake: Callable[[str, str], None], monkeypa
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
     fake("scancel", NEVER)
-    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; do it by scancel 7"):
+    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; run scancel 7"):
         SlurmJob("7").cancel()
 
 
