@@ -36,7 +36,7 @@ def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_note
     run_cell(page, FIRST)
     output(page, FIRST, "ranks 0-1 ready")
     run_cell(page, HANG)
-    text = output(page, HANG, "waiting for ranks that don't come")
+    text = output(page, HANG, "waiting for missing ranks")
     assert "rank 0: waits in all_reduce number" in text
     assert "at line 6: dist.all_reduce(x)" in text
     assert "rank 1: in Python code at line 8: time.sleep(1000)" in text
@@ -51,7 +51,7 @@ def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_note
 
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     run_cell(page, ATTACH)
-    output(page, ATTACH, "ranks 0-1 are back with their variables")
+    output(page, ATTACH, "ranks 0-1 attached, with their variables")
     run_cell(page, AGAIN)
     assert "11" in output(page, AGAIN, "rank 1")
     take_picture(page, "attached")

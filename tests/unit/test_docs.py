@@ -45,7 +45,7 @@ _FOREIGN = {
 }
 # Parts of messages that the pages quote, as in the code.
 QUOTED = (
-    "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables",
+    "waiting for missing ranks; an interrupt ends the wait and keeps all variables",
     " is slower than the others: it ",
     " left in this loop",
     ", importing torch",

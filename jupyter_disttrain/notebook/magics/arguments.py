@@ -217,7 +217,7 @@ def _export() -> _Parser:
 def _save() -> _Parser:
     parser = _parser("dist_save")
     add = parser.add_argument
-    add("path", metavar="FOLDER", help="the checkpoint folder; all hosts must see it")
+    add("path", metavar="FOLDER", help="the checkpoint folder, shared by all hosts")
     add("names", nargs="+", metavar="NAME", help="models, optimizers, schedulers and other variables")
     add("--async", dest="beside", action="store_true", help="write while the next cells run")
     add("--keep", type=int, metavar="N", help="keep only the last N versions (default: all)")
@@ -257,7 +257,7 @@ def _sync_code() -> _Parser:
 
 def _shutdown() -> _Parser:
     parser = _plain("dist_shutdown")
-    parser.add_argument("--all", action="store_true", help="end every cluster of this notebook")
+    parser.add_argument("--all", action="store_true", help="end all clusters of this notebook")
     return parser
 
 
@@ -313,7 +313,7 @@ def parse(name: str, line: str) -> argparse.Namespace:
     return args
 
 
-# Text before a comment, as in a shell: a # within a word or within quotes starts none.
+# Text before a comment, as in a shell: a # inside a token or quotes does not start one.
 _BEFORE_COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|(?<=\S)#|[^"'\\#])*""")
 
 

@@ -99,7 +99,7 @@ class CellMagics(ClusterUsingMagics):
     def dist_where(self, line: str) -> None:
         """Show what each rank is doing now: the collective in which it waits, and the line.
 
-        A kernel that waits for a cell answers afterwards: use it with ``--noblock``, or see the side panel.
+        A kernel that waits for a cell runs this only afterwards: use it with ``--noblock``, or see the side panel.
         """
         print("\n".join(self.clusters.require(parse("dist_where", line)).where()))  # noqa: T201
 
@@ -112,7 +112,7 @@ class CellMagics(ClusterUsingMagics):
             cluster = self.clusters.require(parse("dist_status", ""))
             self.clusters.transformers.everywhere = True
             ranks = label_ranks(range(cluster.world_size))
-            print(f"every cell now runs on {ranks}, but those that begin with %%local; %dist_mode -d ends it")  # noqa: T201
+            print(f"every cell now runs on {ranks}, except those that begin with %%local; %dist_mode -d turns this off")  # noqa: T201
         elif args.disable:
             self.clusters.transformers.everywhere = False
             print("cells run in the notebook again")  # noqa: T201
@@ -125,4 +125,4 @@ class CellMagics(ClusterUsingMagics):
         """Wait until all ranks have reached a barrier."""
         cluster = self.clusters.require(parse("sync", line))
         seconds = cluster.sync()
-        print(f"{label_ranks(range(cluster.world_size))} met after {seconds * 1000:.1f} ms")  # noqa: T201
+        print(f"{label_ranks(range(cluster.world_size))} reached the barrier after {seconds * 1000:.1f} ms")  # noqa: T201

@@ -97,7 +97,9 @@ class ClusterMagics(ClusterUsingMagics):
         args = parse("dist_attach", line)
         for here in self.clusters.open.values():
             if not here.closed and args.cluster in (here.name, here.cluster_id):
-                raise UsageError(f"the cluster {here.name!r} is in this notebook already; %dist_status shows it")
+                raise UsageError(
+                    f"the cluster {here.name!r} is already attached to this notebook; %dist_status shows it"
+                )
         ssh = args.ssh or self.clusters.settings.ssh
         cluster = Cluster.attach(args.cluster, ssh=ssh, unless=self.clusters.check_free)
         self.clusters.add(cluster)
@@ -109,7 +111,7 @@ class ClusterMagics(ClusterUsingMagics):
     @documented
     @line_magic
     def dist_detach(self, line: str) -> None:
-        """Leave a cluster running, with its cells; ``%dist_attach`` brings it back.
+        """Detach from a cluster and leave it and its cells running; ``%dist_attach`` attaches to it again.
 
         This is possible for ranks that were started with ``--keep``, and for those of a batch job.
         """
@@ -118,7 +120,7 @@ class ClusterMagics(ClusterUsingMagics):
         self.clusters.forget(cluster)
         where = cluster.config.job_file or cluster.cluster_id
         ranks = label_ranks(range(cluster.config.n or 0)) if cluster.config.n else "its ranks"
-        print(f"{ranks} go on without this notebook; %dist_attach {where} brings them back")  # noqa: T201
+        print(f"{ranks} continue without this notebook; %dist_attach {where} attaches to them again")  # noqa: T201
 
     @documented
     @line_magic

@@ -79,7 +79,8 @@ class Clusters:
     def _warn_if_fixed(self, change: Bunch) -> None:
         if self._running:
             names = ", ".join(repr(cluster.name) for cluster in self._running)
-            print(f"{change.name} is settled when ranks start: {names} keeps its own, the next %dist_init takes this")  # noqa: T201
+            text = f"{change.name} can't change while ranks run: {names} keeps its value, the next %dist_init uses this"
+            print(text)  # noqa: T201
 
     # Open clusters
 
@@ -96,8 +97,8 @@ class Clusters:
         """Refuse a cluster with the name of an open one."""
         if name in self.open and not self.open[name].closed:
             raise UsageError(
-                f"another cluster {name!r} is in this notebook; end it first with %dist_shutdown, or leave it to "
-                "itself with %dist_detach"
+                f"this notebook already has another cluster {name!r}; end it first with %dist_shutdown, or detach from "
+                "it with %dist_detach"
             )
 
     def require(self, args: argparse.Namespace) -> Cluster:
@@ -107,7 +108,7 @@ class Clusters:
         if cluster is None and args.name:
             there = ", ".join(self.open) or "none"
             raise UsageError(
-                f"no cluster is named {args.name!r} (there: {there}); start it with %dist_init --name {args.name}"
+                f"no cluster is named {args.name!r} (running: {there}); start it with %dist_init --name {args.name}"
             )
         if cluster is None:
             kept = "".join(f"; {text}" for text in kept_text())
@@ -118,7 +119,7 @@ class Clusters:
         return cluster
 
     def forget(self, cluster: Cluster) -> None:
-        """Remove a cluster that has ended or is left to itself."""
+        """Remove a cluster that has ended or was detached."""
         self.open.pop(cluster.name, None)
         self.waiting.pop(cluster.name, None)
         self.close_relay(cluster)
@@ -173,7 +174,7 @@ class Clusters:
         """Have %dist_wait show the cell's output."""
         self.waiting.setdefault(cluster.name, []).append((run, out))
         ranks = label_ranks(run.ranks)
-        print(f"running on {ranks}; %dist_status shows how far they are, %dist_wait shows the result")  # noqa: T201
+        print(f"running on {ranks}; %dist_status shows the progress, %dist_wait shows the result")  # noqa: T201
 
     def keep_values(self, run: CellRun, out: str | None) -> None:
         """Keep a cell's values, if they were requested."""

@@ -52,7 +52,7 @@ class FileMagics(ClusterUsingMagics):
         args = parse("dist_sync_code", line)
         if args.auto is not None:
             self.clusters.settings.auto_sync = args.auto == "on"
-            when = "before every cell" if args.auto == "on" else "when %dist_sync_code asks for it"
+            when = "before every cell" if args.auto == "on" else "only by %dist_sync_code"
             print(f"edited modules are reloaded on the ranks {when}")  # noqa: T201
             return
         print(_sync(self.clusters, self.clusters.require(args), args.paths))  # noqa: T201

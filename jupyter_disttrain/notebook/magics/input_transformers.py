@@ -72,12 +72,12 @@ def check_magics(code: str, *, is_bare: bool) -> None:
         If there is one; the message says where it can be used.
     """
     if _SECOND.match(code):
-        raise UsageError("two magics of this cell set where it runs; remove one")
+        raise UsageError("two magics of this cell select where it runs; remove one")
     if not _MAY_CALL.search(code):
         return
     found = _CALL.search(TransformerManager().transform_cell(code))
     if found is not None and found[0] not in code:
         also = ", or begin this one with %%local to run all of it in the notebook" if is_bare else ""
         raise UsageError(
-            f"%{found[1]} runs in the notebook, and this cell on the ranks; give it a cell of its own{also}"
+            f"%{found[1]} runs in the notebook, but this cell runs on the ranks; move it to its own cell{also}"
         )

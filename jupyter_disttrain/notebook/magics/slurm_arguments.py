@@ -54,7 +54,7 @@ def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) ->
     Parameters
     ----------
     unknown
-        Words of the line that belong to no option: options of sbatch, where Slurm is the launcher.
+        Arguments of the line that belong to no option: options of sbatch, where Slurm is the launcher.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class CommRelay:
         self._send_to_rank(rank, content, list(message.get("buffers", ())))
 
     def close(self) -> None:
-        """Drop the comms: their ranks are gone."""
+        """Drop the comms: their ranks have ended."""
         self._comms.clear()
 
 

@@ -26,7 +26,7 @@ class Sink(Protocol):
         """Remove all displays; with ``wait`` when the next one is shown."""
 
     def where_it_was(self) -> str:
-        """Return the name of the cell if its output is gone, as it was run again or removed; else an empty string."""
+        """Return the name of the cell if it was run again or removed, and its output with it; else an empty string."""
 
 
 class NotebookSink:
@@ -53,7 +53,7 @@ class NotebookSink:
         self._publisher.clear_output(wait)
 
     def where_it_was(self) -> str:
-        """Return the name of the cell if its output is gone."""
+        """Return the name of the cell if its output was removed."""
         return self._place.where_it_was()
 
 

@@ -137,7 +137,7 @@ class Screen:
             self._names, self._texts, self._filled, self._below_view = [], [], 0, False
 
     def on_late(self, event: Event) -> Event | None:
-        """Show output after the end in the same cell output; if that is gone, label the output for the next cell."""
+        """Show output after the end in the same cell output; if that was removed, label it for the next cell."""
         gone = self._sink.where_it_was()
         if gone:
             if not isinstance(event, Printed):
@@ -237,14 +237,12 @@ class Screen:
         self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
         hang = run.hang
         if hang:
-            self._progress.append(
-                "waiting for ranks that don't come; an interrupt ends the wait and keeps all variables:"
-            )
+            self._progress.append("waiting for missing ranks; an interrupt ends the wait and keeps all variables:")
             self._progress += [f"  {line}" for line in hang]
         else:
             self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]
         if run.interrupts:
-            advice = "interrupt sent; stop again to abort whatever ranks wait for, a third time to get the prompt back"
+            advice = "interrupt sent; a second one aborts what ranks wait for, a third one returns control"
             self._progress.append(f"{QUIET}{advice}{RESET}")
         self._changed = True
 

@@ -44,7 +44,7 @@ def started_text(cluster: Cluster) -> str:
 
 def attached_text(cluster: Cluster) -> str:
     """Describe the attached cluster, and the cells that ran without a client."""
-    lines = [_where(cluster, f"{label_ranks(range(cluster.world_size))} are back with their variables")]
+    lines = [_where(cluster, f"{label_ranks(range(cluster.world_size))} attached, with their variables")]
     for run in cluster.missed:
         began = time.strftime("%H:%M:%S", time.localtime(run.started_s))
         state = "has ended" if run.done else f"still runs on {label_ranks(run.running_now)}"
@@ -63,8 +63,8 @@ def kept_text() -> list[str]:
     """Return reminders of clusters that an earlier notebook left running."""
     free = [cluster for cluster in running() if cluster.config["keep"] and not cluster.is_held]
     return [
-        f"{cluster.name!r}, which was kept, still runs with {counted(len(cluster.table), 'rank')}: "
-        f"%dist_attach {cluster.cluster_id} brings it back"
+        f"the kept cluster {cluster.name!r} still runs with {counted(len(cluster.table), 'rank')}: "
+        f"%dist_attach {cluster.cluster_id} attaches to it"
         for cluster in free
     ]
 
@@ -140,7 +140,7 @@ def _warning(cluster: Cluster) -> list[str]:
     if not limit or left > limit * WARNED_PART:
         return []
     unused, ends_in = duration(cluster.idle_s), duration(max(left, 0))
-    return [f"  not used for {unused}: it ends in {ends_in} (--idle-timeout), unless it is used"]
+    return [f"  not used for {unused}: it ends in {ends_in} (--idle-timeout) unless it is used"]
 
 
 def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Covers: one widget per cluster, its text for a console, the still picture below it that a saved notebook keeps.
 Does not cover: what the widget sends (``widget``), the picture (``static_html``).
 
-The widget and the picture are two outputs: nbconvert leaves out the first, whose kernel is gone, and a page that shows
+The widget and the picture are two outputs: nbconvert omits the first, whose kernel has ended, and a page that shows
 the first hides the second (``view.css``).
 """
 

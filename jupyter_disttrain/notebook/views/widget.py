@@ -125,7 +125,7 @@ class ClusterWidget(anywidget.AnyWidget):
 
 
 def _follow(reference: weakref.ref[ClusterWidget]) -> None:
-    """Send updates until the widget is gone or the cluster has ended."""
+    """Send updates until the widget was closed or the cluster has ended."""
     next_state = next_change = 0.0
     changes = 0
     while True:

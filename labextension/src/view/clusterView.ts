@@ -285,7 +285,7 @@ export class ClusterView {
   private hangLines(cluster: ICluster): string[] {
     const lines = cluster.hang ?? [];
     const head = this.trans(
-      "ranks wait for others that don't come; Interrupt ends the wait and keeps all variables:"
+      'ranks wait for missing ranks; Interrupt ends the wait and keeps all variables:'
     );
     return lines.length > 0 ? [head, ...lines] : [];
   }

@@ -188,10 +188,10 @@ def test_notebook_only_magic_is_refused_before_anything_runs(notebook: Notebook)
     for cell in ("print('x')\n%dist_status --text", "for i in range(2):\n    %sync", "x = 1\n\n  \n%dist_push x"):
         outcome = notebook.run(f"%%distributed\n{cell}")
         assert outcome.error.startswith("UsageError: %")
-        assert outcome.error.endswith(" runs in the notebook, and this cell on the ranks; give it a cell of its own")
+        assert outcome.error.endswith(" runs in the notebook, but this cell runs on the ranks; move it to its own cell")
         assert "x" not in outcome.lines[0]
     twice = notebook.run("%%distributed\n\n%%rank 0\n1")
-    assert twice.error == "UsageError: two magics of this cell set where it runs; remove one"
+    assert twice.error == "UsageError: two magics of this cell select where it runs; remove one"
     notebook.run("%%distributed\ntext = '''\n%dist_status\n'''").check()
     notebook.run("%dist_mode -e").check()
     outcome = notebook.run("print('x')\n%dist_status --text")

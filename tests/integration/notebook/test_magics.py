@@ -105,7 +105,10 @@ def test_every_cell_runs_on_the_ranks_until_switched_off(notebook: Notebook) -> 
     assert notebook.run("%dist_mode").check().text == "cells run in the notebook"
     try:
         output = notebook.run("%dist_mode -e").check().text
-        assert output == "every cell now runs on ranks 0-1, but those that begin with %%local; %dist_mode -d ends it"
+        assert (
+            output
+            == "every cell now runs on ranks 0-1, except those that begin with %%local; %dist_mode -d turns this off"
+        )
         assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
         assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
         assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
@@ -137,7 +140,7 @@ def test_braces_and_dollars_are_passed_as_user_code(notebook: Notebook) -> None:
 
 def test_cell_without_waiting_returns_its_outcome_later(notebook: Notebook) -> None:
     output = notebook.run("%%distributed --noblock -o squares\nprint('behind', rank)\nrank ** 2").check().text
-    assert output == "running on ranks 0-1; %dist_status shows how far they are, %dist_wait shows the result"
+    assert output == "running on ranks 0-1; %dist_status shows the progress, %dist_wait shows the result"
     outcome = notebook.run("%dist_wait").check()
     assert sorted(outcome.lines) == ["rank 0 │ 0", "rank 0 │ behind 0", "rank 1 │ 1", "rank 1 │ behind 1"]
     assert notebook.run("squares").check().text == "{0: 0, 1: 1}"
@@ -182,7 +185,9 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     ).check()
     assert held.text == "(0.5, 0.5)"
     outcome = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()
-    assert outcome.text == "sample is settled when ranks start: 'default' keeps its own, the next %dist_init takes this"
+    assert (
+        outcome.text == "sample can't change while ranks run: 'default' keeps its value, the next %dist_init uses this"
+    )
     assert "grace" in bare_notebook.run("%config DistributedMagics.grace = -1").text  # IPython prints the refusal
     shown = bare_notebook.run("%config DistributedMagics").check().text
     assert "DistributedMagics.num_ranks=<Int>" in shown

@@ -299,15 +299,15 @@ def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> No
     first.close()
     with Notebook() as second:
         second.run("%load_ext jupyter_disttrain").check()
-        assert "'default', which was kept, still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
+        assert "the kept cluster 'default' still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
         second.run("%dist_shutdown").check()
         output = second.run("%dist_attach --noblock").check().text
-        assert "ranks 0-1 are back with their variables" in output
+        assert "ranks 0-1 attached, with their variables" in output
         assert "still runs on ranks 0-1" in output
         assert "running" in second.run("%dist_status").text
         stop.touch()
         lines = second.run("%dist_wait").check().lines
         assert lines[0].endswith("line 0")
         assert second.run("%%distributed\nmine").check().lines == ["rank 0 │ 5", "rank 1 │ 6"]
-        assert "is in this notebook already" in second.run("%dist_attach default").error
+        assert "is already attached to this notebook" in second.run("%dist_attach default").error
         second.run("%dist_shutdown").check()

@@ -97,7 +97,7 @@ def test_sbatch_job_is_joined_and_outlives_notebook_and_rank_0(
         left = bare_notebook.run("%dist_detach").check()
         assert left.text == f"ranks 0-3 continue without this notebook; %dist_attach {file} attaches to them again"
         back = bare_notebook.run(f"%dist_attach {file}").check()
-        assert "ranks 0-3 are back with their variables" in back.text
+        assert "ranks 0-3 attached, with their variables" in back.text
         died = bare_notebook.run("%%distributed\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
         assert "rank 0 (node1)" in died.text
         assert "killed by SIGKILL" in died.text
