@@ -66,7 +66,7 @@ class JobTrace:
         except ConnectionRefusedError:
             return "refused"
         except OSError as error:
-            return "it does not answer" if isinstance(error, TimeoutError) else str(error.strerror or error)
+            return "it does not respond" if isinstance(error, TimeoutError) else str(error.strerror or error)
         return "there"
 
     def is_refused(self) -> bool:
@@ -114,7 +114,7 @@ class JobFile(JobTrace):
             raise ValueError from error
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         fresh = path.with_name(f".{path.name}-{self.cluster_id}.new")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(self), file)
@@ -171,7 +171,7 @@ def parse_job_file(text: str, path: str) -> JobFile:
         if version:
             here = metadata.version("jupyter_disttrain")
             raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and here is {here}; install the same "
-                "one here and there"
+                f"{path} was written by version {version} of jupyter_disttrain, and this is version {here}; install "
+                "the same version for the notebook and the job"
             ) from error
-        raise UsageError(f"{path} is no file of a job that was started with --join") from error
+        raise UsageError(f"{path} is not the file of a job that was started with --join") from error

@@ -32,9 +32,10 @@ def take_lock(descriptor: int, folder: Path) -> None:
         raise
     except OSError as error:  # ENOLCK of NFS without its lock daemon, ENOSYS of Lustre without flock, ENOTSUP
         raise UsageError(
-            f"the file system of {folder} knows no locks ({error.strerror}), by which one notebook at a time has the "
-            "ranks; mount it with locks, or name a folder on another: with JUPYTER_RUNTIME_DIR, or of a job with "
-            "--join FILE"
+            f"the file system of {folder} does not support locks ({error.strerror}), which ensure that one notebook at "
+            "a "
+            "time uses the ranks; mount it with locks, or use another file system: set JUPYTER_RUNTIME_DIR, or for a "
+            "job --join FILE"
         ) from error
 
 

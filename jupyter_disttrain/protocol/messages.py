@@ -146,13 +146,13 @@ class RankDeath(Record):
         """How the process exited, for the user."""
         if self.host_silent_s:
             return (
-                f"lost with its host: {self.host} has not answered for {self.host_silent_s:.1f} s, because it is "
-                "down or cut off from the network"
+                f"lost with its host: {self.host} has not replied for {self.host_silent_s:.1f} s, because it is "
+                "down or disconnected from the network"
             )
         if self.has_closed_wire:
             return (
                 "ended, most likely because the cell had closed file descriptors that the session needs, e.g. by "
-                "os.closerange(); close those alone that the cell has opened"
+                "os.closerange(); close only those that the cell has opened"
             )
         if self.signal_number is None and self.exit_code is None:
             return "ended, and its nanny's report of that can't be read"
@@ -177,7 +177,9 @@ class RankDeath(Record):
         if not count:
             return SOME_KILLER
         those = "a process" if count == 1 else f"{count} processes"
-        return f", most likely for want of memory: the kernel ended {those} of {self.host} for that meanwhile"
+        return (
+            f", most likely because memory ran out: the kernel killed {those} on {self.host} for this reason meanwhile"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,4 +106,4 @@ def unpack(data: bytes) -> Samples:
             raise ValueError(f"it should have {at} bytes, and has {len(data)}")
         return Samples(head["cell"], head["dropped"], tuple(blocks))
     except (struct.error, KeyError, TypeError) as error:
-        raise ValueError(f"these bytes are no samples: {error!r}") from error
+        raise ValueError(f"these bytes are not samples: {error!r}") from error

@@ -327,7 +327,7 @@ def decode(content: dict[str, Any]) -> Request:
     kind = _kinds_by_name().get(content["do"])
     if kind is not None:
         return kind.from_content(content)
-    raise ValueError(f"no request {content['do']!r} is known here; do the notebook and the ranks run the same version?")
+    raise ValueError(f"unknown request {content['do']!r}; install the same version for the notebook and the ranks")
 
 
 class Handlers:

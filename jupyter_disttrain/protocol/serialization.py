@@ -90,7 +90,7 @@ def check_whole(values: Mapping[str, Any]) -> None:
             needed, what = [value.optimizer], "the optimizer"
         if any(id(each) not in there for each in needed):
             raise UnserializableValueError(
-                f"{name}: it works on {what} that it was made with; name that too, or copy a variable that holds "
+                f"{name}: it belongs to {what} that it was created with; name that too, or copy a variable that holds "
                 f"{name}.state_dict()"
             )
 
@@ -138,7 +138,7 @@ class _Pickler(cloudpickle.Pickler):
 def _reduce_tensor(tensor: torch.Tensor, torch: Any) -> Any:
     if type(tensor).__name__ == "DTensor":
         raise UnserializableValueError(
-            "a DTensor is spread over the ranks; send x.full_tensor() (called on all its ranks) or x.to_local()"
+            "a DTensor is sharded over the ranks; send x.full_tensor() (called on all its ranks) or x.to_local()"
         )
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":

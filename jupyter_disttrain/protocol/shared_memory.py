@@ -98,7 +98,7 @@ def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]
     Raises
     ------
     OSError
-        If the file is gone or can't be mapped.
+        If the file was removed or can't be mapped.
     ValueError
         If the note names no file of the shelf.
     """
@@ -108,7 +108,7 @@ def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]
         spans = [(int(at), int(size)) for at, size in note["spans"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{note!r:.200} does not locate its buffers") from error
-    # O_NONBLOCK: a pipe of that name would block the reader for ever.
+    # O_NONBLOCK: a pipe of that name would block the reader forever.
     descriptor = os.open(_path(folder, note), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         memory = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))

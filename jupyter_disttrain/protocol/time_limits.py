@@ -92,7 +92,7 @@ LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
 RATE_SECONDS = 5.0  # over which rates are averaged
 
 # client.transport.rank_watch
-CLOSED_SECONDS = 0.5  # without a connection once the hub knows no rank; one that broke is connected again at once
+CLOSED_SECONDS = 0.5  # without a connection once the hub lists no rank; one that failed is connected again at once
 UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
 RANK_WATCH_SILENT_SECONDS = 600.0
@@ -143,7 +143,7 @@ GREETING_SECONDS = 10.0  # for the controller to send its greeting
 TUNNEL_END_SECONDS = 3.0  # for ssh to send what is left
 FILE_SECONDS = 60.0  # for the job's file to be read, the login included, which a gateway may slow down
 TUNNEL_DYING_SECONDS = 0.5  # for ssh to end, whose sockets close before its end is visible
-TUNNEL_BEAT_SECONDS = 5.0  # between two signs of life of a notebook that holds a job
+TUNNEL_BEAT_SECONDS = 5.0  # between two heartbeats of a notebook that holds a job
 TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
 
 # client.registry.observer
@@ -174,10 +174,10 @@ COMMAND_SECONDS = 60.0  # for other commands of Slurm; slurmctld of a busy site 
 # launchers.slurm.job
 FIRST_POLL_SECONDS = 0.2  # between the first two checks of a job's state
 SLOWEST_POLL_SECONDS = 5.0  # the longest time between two
-CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm goes on by itself if it takes longer
+CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm continues by itself if it takes longer
 
 # launchers.slurm.cancel_on_exit
-SENTRY_BEAT_SECONDS = 2  # between two signs of life of a notebook that waits for its job
+SENTRY_BEAT_SECONDS = 2  # between two heartbeats of a notebook that waits for its job
 SENTRY_STALE_SECONDS = 30  # without one, before the job is cancelled; a shared file system may be slow
 
 # launchers.slurm.monitor

@@ -3,7 +3,7 @@
 Covers: non-daemon threads, ``atexit`` functions, files that are still open.
 Does not cover: MPI and the process itself (``app``), the end of a script (``features.scripts.teardown``).
 
-Python's own finalization can't run: MPI, process groups and sockets would wait there for ranks that are gone. Nothing
+Python's own finalization can't run: MPI, process groups and sockets would wait there for ranks that have ended. Nothing
 here waits for another rank, unless the user's code does, and then the time limit ends the process.
 """
 
@@ -66,7 +66,7 @@ class RankExit:
             waiter.start()
             waiter.join(THREADS_SECONDS)
         if names := sorted(each.name for each in left if each.is_alive()):
-            sys.stderr.write(f"cut off at the rank's end: {', '.join(names)}\n")
+            sys.stderr.write(f"ended by the rank's exit before they finished: {', '.join(names)}\n")
 
     def _has_written(self) -> bool:
         """Whether files may be open that were not before; searching for the objects takes 0.1 s."""

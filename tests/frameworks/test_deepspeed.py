@@ -43,9 +43,9 @@ def test_extension_is_built_by_one_rank_and_again_after_a_killed_build(
     with Cluster(n=2) as cluster:
         run = cluster.run(START, block=False)
         assert wait_until(
-            lambda: any("is compiled now, once for this host" in text for text in run.stderr.values()), 60
+            lambda: any("is being compiled, once for this host" in text for text in run.stderr.values()), 60
         )
-        (builder,) = (rank for rank, text in run.stderr.items() if "is compiled now" in text)
+        (builder,) = (rank for rank, text in run.stderr.items() if "is being compiled" in text)
         (lock,) = tmp_path.glob("*/lock")
         os.kill(cluster.table[builder].info.pid, signal.SIGKILL)
         assert wait_until(lambda: bool(run.errors))

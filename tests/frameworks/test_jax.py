@@ -37,7 +37,7 @@ def test_it_finds_all_ranks(launcher: str, folder: Path) -> None:
             run = cluster.scripts.run(script, how="fresh")
             assert {rank: text.split() for rank, text in run.stderr.items()} == {0: ["0.0", "1.0"], 1: ["0.0", "1.0"]}
         with pytest.raises(
-            RankFailure, match=r"JAX starts once in a process: go on with what is there, take %dist_run"
+            RankFailure, match=r"JAX starts only once per process: continue with the running one, use %dist_run"
         ):
             cluster.run(START)
         assert cluster.run("dist.get_world_size()").results == {0: 2, 1: 2}

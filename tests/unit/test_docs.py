@@ -54,7 +54,7 @@ QUOTED = (
     "MPI has no world of all ranks",
     " can't be used as requested, so nothing was started",
     " there, here it is ",
-    "no answer, as if packets were dropped",
+    "no reply, so a firewall probably drops packets",
     " is pending: ",
     "expected to start ",
     " from now",

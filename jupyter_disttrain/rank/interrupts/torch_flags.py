@@ -40,12 +40,13 @@ class TorchFlags:
                 write(before)
                 state = "on" if before else "off"
                 reports.append(
-                    f"{name} is {state} again, as before the cell: the interrupt had skipped what turns it {state}"
+                    f"{name} is {state} again, as before the cell: the interrupt had skipped the code that turns it "
+                    f"{state}"
                 )
         for name, depth, leave in _depths():
             is_deeper = name in self._found and depth() > self._found[name]
             left = leave(self._found[name]) if is_deeper else []
-            reports += [f"{each} was left, as before the cell: the interrupt had skipped that" for each in left]
+            reports += [f"{each} was exited, as before the cell: the interrupt had skipped its exit" for each in left]
         return reports
 
 

@@ -45,7 +45,7 @@ def numbers(value: Any, path: str) -> np.ndarray | None:
                 return None
             # Large integers that differ by one may be the same float64.
             return array.astype(np.float64 if array.dtype.kind in "bf" else object)
-    raise UsageError(f"there is no {path or 'such value'} here any more")
+    raise UsageError(f"{path or 'the value'} no longer exists on this rank")
 
 
 def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -189,7 +189,7 @@ class RankShell(ZMQInteractiveShell):
         """Return how to restore a name that every rank has; empty for any other error."""
         if type(error) is not NameError or error.name in self.user_ns or error.name not in self.given():
             return ""
-        return f"every rank has {error.name} until it is deleted; get_ipython().give_names() brings it back"
+        return f"every rank has {error.name} until it is deleted; get_ipython().give_names() sets it again"
 
     @contextmanager
     def _tee(self, channel: str) -> Iterator[None]:  # noqa: ARG002
@@ -310,7 +310,7 @@ class RankShell(ZMQInteractiveShell):
         finally:
             self._reporting_since = None
             if self._is_interrupted and not is_of_cell:
-                signal.raise_signal(signal.SIGINT)  # the cell goes on, e.g. after %tb
+                signal.raise_signal(signal.SIGINT)  # the cell continues, e.g. after %tb
 
     def _show(self, error: BaseException, *args: Any, **kwargs: Any) -> None:
         with tracebacks.trimmed(error):
@@ -364,7 +364,7 @@ class RankShell(ZMQInteractiveShell):
 
 # ipykernel asks for it before each cell, and reading it from the function takes as long as a reply.
 RankShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
-# In place of IPython's, with which a program that asks for input waits for ever.
+# In place of IPython's, with which a program that asks for input waits forever.
 ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others detect a notebook by this name
 

@@ -37,7 +37,7 @@ def run_command(command: str) -> int:
     name = os.environ.get("SHELL") or "sh"
     shell = shutil.which(name)
     if shell is None:
-        raise FileNotFoundError(errno.ENOENT, "the shell of $SHELL is not there; set it to e.g. /bin/sh", name)
+        raise FileNotFoundError(errno.ENOENT, "the shell of $SHELL does not exist; set it to e.g. /bin/sh", name)
     sys.stdout.flush()
     reader, terminal = pty.openpty()
     try:

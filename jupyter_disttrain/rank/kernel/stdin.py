@@ -26,7 +26,7 @@ class InputOnRankError(EOFError):
         remedy = (
             "print what you need, or call the function in the notebook after %dist_pull of its arguments"
             if is_debugger
-            else "ask in a notebook cell of its own, then %dist_push the answer"
+            else "read it in a notebook cell, then send it with %dist_push"
         )
         super().__init__(f"{question} can't be answered on a rank; {remedy}")
 

@@ -52,7 +52,9 @@ def _watch(module: Any) -> None:
             if builds and threading.current_thread() is threading.main_thread():
                 _held[id(baton)] = functools.partial(original_release, baton)
         if builds and not any(lock.parent.glob("*.so")):
-            sys.stderr.write(f"{lock.parent.name} is compiled now, once for this host; this takes up to some minutes\n")
+            sys.stderr.write(
+                f"{lock.parent.name} is being compiled, once for this host; this takes up to a few minutes\n"
+            )
         return builds
 
     @functools.wraps(original_release)
@@ -107,7 +109,9 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            text = f"its file system knows no locks ({error.strerror}); name another folder with TORCH_EXTENSIONS_DIR"
+            text = (
+                f"its file system does not support locks ({error.strerror}); set TORCH_EXTENSIONS_DIR to another folder"
+            )
             raise OSError(error.errno, text, str(folder)) from error
         yield
     finally:

@@ -52,9 +52,9 @@ class MissingFrameworkError(RuntimeError):
 
 # Messages of frameworks that start once per process; a rank's process runs for days.
 _ONCE = {
-    "jax.distributed.initialize() must be called before": "JAX starts once in a process",
-    "jax.distributed.initialize should only be called once": "JAX starts once in a process",
-    "Collective ops must be configured at program startup": "TensorFlow's collectives start once in a process",
+    "jax.distributed.initialize() must be called before": "JAX starts only once per process",
+    "jax.distributed.initialize should only be called once": "JAX starts only once per process",
+    "Collective ops must be configured at program startup": "TensorFlow's collectives start only once per process",
 }
 _DIGITS = re.compile(r"\d+")
 
@@ -63,7 +63,7 @@ def hint(error: BaseException, text: str) -> str:
     """Return advice on a framework that is missing, too old or started twice; empty if the error is not about one."""
     for advice, why in _ONCE.items():
         if advice in text:
-            return f"{why}: go on with what is there, take %dist_run --fresh for a script, or begin with %dist_reset"
+            return f"{why}: continue with the running one, use %dist_run --fresh for a script, or run %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in FRAMEWORKS and not _is_installed(name):
@@ -93,14 +93,14 @@ def _too_old(name: str) -> str:
     if framework is None or not _is_old(module, framework):
         return ""
     found = getattr(module, "__version__", "")
-    return f"{framework.distribution} {found} is older than what is known to work; {framework.remedy}"
+    return f"{framework.distribution} {found} is older than the versions known to work; {framework.remedy}"
 
 
 def check_tensorflow() -> None:
     """Raise a MissingFrameworkError if TensorFlow, which reads TF_CONFIG, is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingFrameworkError(
-            f"TF_CONFIG was asked for, and there is no TensorFlow: {FRAMEWORKS['tensorflow'].remedy}, "
+            f"TF_CONFIG was requested, but TensorFlow is not installed: {FRAMEWORKS['tensorflow'].remedy}, "
             "or leave --tf-config out"
         )
 

@@ -40,7 +40,7 @@ def advice(error: BaseException, text: str) -> str:
     if "invalid device ordinal" in text:
         return (
             "the variable device holds this rank's GPU; LOCAL_RANK is larger than the number of GPUs that a rank sees "
-            "with --share-gpus, and in jobs that give each process a GPU of its own"
+            "with --share-gpus, and in jobs that assign one GPU to each process"
         )
     if _NCCL.search(text):
         return (

@@ -40,8 +40,8 @@ def have_abort_end_the_cell(mpi: Any) -> None:
     def abort(_comm: Any, errorcode: int = 0) -> NoReturn:
         """End the cell on this rank."""
         raise MpiAbortError(
-            f"comm.Abort({errorcode}) would end all ranks of the session with their variables; it ends this cell "
-            "alone, and other ranks that wait are released; %dist_shutdown ends all ranks"
+            f"comm.Abort({errorcode}) would end all ranks of the session with their variables; it ends only this "
+            "cell, and other ranks that wait are released; %dist_shutdown ends all ranks"
         )
 
     def reduce_by_name(comm: Any) -> Any:

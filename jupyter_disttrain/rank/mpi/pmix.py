@@ -1,7 +1,7 @@
 """Keep a rank alive when its mpiexec dies.
 
 Covers: Open MPI 5, whose ranks are connected to mpiexec by PMIx.
-Does not cover: other MPIs, whose mpiexec takes its ranks with it.
+Does not cover: other MPIs, whose mpiexec ends its ranks with it.
 
 PMIx reports the lost connection as an event. Open MPI has registered a default handler for all events, which aborts
 the process in its next call of MPI, although ranks reach each other without mpiexec. A handler of that one event comes
@@ -36,7 +36,7 @@ _on_lost_connection = _Handler(_complete)  # PMIx calls it on its own thread as 
 
 
 def outlive_mpiexec() -> None:
-    """Have MPI go on among the ranks when mpiexec has died; call it after MPI_Init; does nothing without PMIx."""
+    """Have MPI continue among the ranks when mpiexec has died; call it after MPI_Init; does nothing without PMIx."""
     try:
         register = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_LOCAL).PMIx_Register_event_handler
     except (OSError, AttributeError):

@@ -361,5 +361,5 @@ def within(limit_s: float, call: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     if not results:
-        raise RendezvousError(f"not all ranks answered within {limit_s:g} s")
+        raise RendezvousError(f"not all ranks replied within {limit_s:g} s")
     return results[0]

@@ -1,6 +1,6 @@
 """Detect that the cluster's controller has exited or cannot be reached.
 
-Covers: the controller's exit, reported by ZeroMQ or found by a check; a network that is down for a while or for good.
+Covers: the controller's exit, reported by ZeroMQ or found by a check; a network that is down, briefly or permanently.
 Does not cover: the reaction to it (``nanny``), whether the client reaches this host
 (``launchers.hosts.heartbeat_state``).
 
@@ -81,7 +81,7 @@ class ClusterWatch:
         return self._next_check if self._orphan_at is None else min(self._orphan_at, self._next_check)
 
     def check(self, *, once_reached: bool) -> bool:
-        """Check the controller if a check is due; return True if this call found that it is gone."""
+        """Check the controller if a check is due; return True if this call found that it has ended."""
         now = time.monotonic()
         is_due = now >= self._next_check
         if is_due:
@@ -93,5 +93,5 @@ class ClusterWatch:
         return True
 
     def is_there(self, *, once_reached: bool) -> bool:
-        """Check now whether the controller is there."""
+        """Check now whether the controller runs."""
         return self._connection.is_there(once_reached=once_reached, is_silent=self._orphan_at is not None)

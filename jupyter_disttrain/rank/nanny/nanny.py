@@ -449,7 +449,7 @@ class Nanny:
         except OSError as error:
             sys.stderr.write(
                 f"the report of the exit could not be written: {error}\n"
-            )  # a client that joins sees that the process is gone
+            )  # a client that joins detects that the process has ended
 
     def _repeat(self, death: RankDeath) -> None:
         """Publish a death during start-up again and again, until the client has received it and ends this process.

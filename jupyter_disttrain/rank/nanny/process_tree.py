@@ -39,7 +39,7 @@ def signal_main_thread(pid: int, number: int) -> None:
     """Send a signal to a process's main thread.
 
     Linux may deliver a signal to the process to any thread, e.g. while the process is stopped or just continues. Python
-    then only sets a flag for an interrupt, and the main thread goes on sleeping.
+    then only sets a flag for an interrupt, and the main thread continues to sleep.
     """
     import ctypes  # noqa: PLC0415
 

@@ -3,7 +3,7 @@
 Covers: what is displayed within it, clearing it.
 Does not cover: widgets that are displayed themselves (``notebook.output.comms``).
 
-In a notebook's own kernel the page puts output within an Output into that widget. A rank's cell is shown in one piece,
+In a notebook's own kernel the page puts output within an Output into that widget. A rank's cell is one output,
 so what is displayed within an Output becomes a display of the cell that the next one replaces after a ``clear_output``;
 without this, that would clear all of the rank's output in the cell.
 """

@@ -376,4 +376,6 @@ def restore_streams() -> None:
         if not all(callable(getattr(stream, method, None)) for method in ("write", "flush")):
             own = getattr(sys, f"__{name}__")
             setattr(sys, name, own)
-            own.write(f"sys.{name} was left as {stream!r:.60}, which has no write() and flush(): it is itself again\n")
+            own.write(
+                f"sys.{name} was {stream!r:.60} after this cell, which has no write() and flush(); it was restored\n"
+            )

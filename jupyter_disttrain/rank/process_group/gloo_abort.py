@@ -259,5 +259,5 @@ def _gloo() -> _Gloo | None:
     try:
         return _Gloo(str(library), ctypes.CDLL("libstdc++.so.6"))
     except (OSError, AttributeError, ValueError) as missing:
-        sys.stderr.write(f"waits that Gloo forgets can't be ended here: {missing}\n")
+        sys.stderr.write(f"waits that Gloo does not end by itself can't be aborted here: {missing}\n")
         return None

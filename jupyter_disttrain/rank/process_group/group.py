@@ -186,7 +186,7 @@ class Group:
             self._check_released()  # an abort ends a collective on a GPU without an error, and with any value
             if found != expected:
                 raise RendezvousError(
-                    f"the first all_reduce over {info.backend} on {device} gave {found} instead of {expected}: "
+                    f"the first all_reduce over {info.backend} on {device} returned {found} instead of {expected}: "
                     "two ranks share an identity; %dist_reset restarts them"
                 )
 
@@ -260,8 +260,8 @@ class Group:
             return
         what = f"group{'' if len(late) == 1 else 's'} {', '.join(late)}"
         sys.stderr.write(
-            f"rank {self.info.rank} on {self.info.host} can't be released: the abort of process {what} has not come "
-            f"back after {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is "
+            f"rank {self.info.rank} on {self.info.host} can't be released: the abort of process {what} did not return "
+            f"within {ABORT_SECONDS:g} s, so the GPU or its driver hangs; this process ends, and the rank is "
             "replaced\n"
         )
         flush_all(sys.stdout, sys.stderr)

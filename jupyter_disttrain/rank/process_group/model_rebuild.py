@@ -45,7 +45,7 @@ def reset_sharded_models() -> None:
                 if getattr(group._all_gather_result, "all_gather_work", None) is not None:  # noqa: SLF001
                     group._all_gather_result = None  # noqa: SLF001  (torch would wait for it, perhaps forever)
                 for parameter in group.fsdp_params:
-                    parameter.to_sharded()  # torch checks the group, which does not know of some that went ahead
+                    parameter.to_sharded()  # torch only checks the group's state
         root.reset_iter_state()
 
 

@@ -40,7 +40,7 @@ def serve_store(address: str, port: int, world_size: int, timeout: timedelta) ->
         listener = socket.create_server(where[:2], family=family, backlog=2048)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        remedy = "leave the port out, and a free one is chosen" if taken else "choose another address with -a"
+        remedy = "leave the port out to use a free one" if taken else "choose another address with -a"
         what = f"port {port} is taken" if taken else f"cannot listen on {address}:{port} ({error.strerror})"
         raise RendezvousError(f"{what}; {remedy}") from error
     return TCPStore(

@@ -201,7 +201,7 @@ def _abort_devices(pg: Any) -> None:
         try:
             pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001
         except RuntimeError as error:  # e.g. from CUDA after its context is lost: there is nothing left to abort
-            sys.stderr.write(f"a process group was aborted, and reports: {error}\n")
+            sys.stderr.write(f"the abort of a process group reported: {error}\n")
 
 
 def _cell_line_of_caller() -> str:

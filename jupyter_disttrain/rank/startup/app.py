@@ -292,7 +292,7 @@ def run_rank(wire: Wire) -> None:
     engine.id = hello.launch_rank
     engine.attach(wire, turns, hello, connection, profile, reserved)
     _serve(engine)
-    sys.stderr.write("the loop that serves this rank's cells has ended, which is a fault of jupyter_disttrain\n")
+    sys.stderr.write("the loop that serves this rank's cells has ended, which is a bug in jupyter_disttrain\n")
     _flush()
     os._exit(os.EX_SOFTWARE)
 

@@ -42,7 +42,7 @@ class Connection:
         Raises
         ------
         TimeoutError
-            If the file is not written in time, or its folder is gone because the cluster has ended.
+            If the file is not written in time, or its folder was removed because the cluster has ended.
         ConnectionError
             If the file is not this user's own: the rank would connect where another user wants it to.
         """
@@ -83,7 +83,7 @@ class Connection:
         return self.url("control").startswith("tcp:")
 
     def is_there(self, *, once_reached: bool, is_silent: bool) -> bool:
-        """Whether the controller is there: its connection file and, after ``once_reached``, its socket.
+        """Whether the controller runs: its connection file exists and, after ``once_reached``, its socket.
 
         ``is_silent``: its connection, which worked before, is lost; only used over a network.
         """
@@ -139,8 +139,8 @@ class Connection:
             ports = ", ".join(f"{self.place(channel)[1]} ({channel})" for channel in closed)
             raise ConnectionError(
                 f"{socket.gethostname()} can't reach {address} on port{'s' if len(closed) > 1 else ''} {ports}: "
-                f"{next(iter(closed.values()))}; have the firewall let this cluster's hosts connect to {address}, or "
-                "choose another network with --interface"
+                f"{next(iter(closed.values()))}; allow connections from this cluster's hosts to {address} in the "
+                "firewall, or choose another network with --interface"
             )
 
     def connect(self, sock: zmq.Socket[bytes], channel: str, **options: Any) -> zmq.Socket[bytes]:
@@ -159,7 +159,7 @@ def _why_closed(host: str, port: int) -> str:
         try:
             socket.create_connection((host, port), timeout=REACH_SECONDS).close()
         except TimeoutError:
-            return "no answer, as if packets were dropped"
+            return "no reply, so a firewall probably drops packets"
         except OSError as error:
             if time.monotonic() > deadline:
                 return str(error.strerror)

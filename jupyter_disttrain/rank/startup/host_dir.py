@@ -43,8 +43,8 @@ def make_private(path: Path) -> None:
     reason = why_not_private(path)
     if reason:
         raise LaunchError(
-            f"{path} on {socket.gethostname()} was there already and {reason}, so nothing was put into it; have it "
-            "removed, and start again"
+            f"{path} on {socket.gethostname()} existed already and {reason}, so it was not used; remove it, and start "
+            "again"
         )
 
 

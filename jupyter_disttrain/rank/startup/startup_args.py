@@ -118,7 +118,7 @@ def write_trouble(trouble: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, e.g. on a full disk."""
+    """Write a file atomically, so that e.g. a full disk leaves no partial file."""
     fresh = path.with_suffix(".new")
     try:
         fresh.write_text(text)

@@ -214,7 +214,7 @@ def test_tqdm_notebook_bars_arrive_as_widgets(notebook: Notebook) -> None:
 
 
 PRINT = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-INPUT_REFUSED = "ask in a notebook cell of its own, then %dist_push the answer"
+INPUT_REFUSED = "read it in a notebook cell, then send it with %dist_push"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_exception_groups_and_causes_are_complete(cluster: Cluster) -> None:
 def test_input_is_refused_with_advice(cluster: Cluster) -> None:
     (failure,) = failure_of(cluster, "input('name? ')").failures
     assert failure.evalue == (
-        "input('name? ') can't be answered on a rank; ask in a notebook cell of its own, then %dist_push the answer"
+        "input('name? ') can't be answered on a rank; read it in a notebook cell, then send it with %dist_push"
     )
 
 

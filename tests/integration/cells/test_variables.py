@@ -231,8 +231,8 @@ def test_optimizer_is_copied_with_its_model_or_not_at_all(cluster: Cluster) -> N
         with pytest.raises(UnserializableValueError) as caught:
             cluster.copy(names, 1, 0)
         assert str(caught.value) == (
-            f"rank 1: {named}: it works on {owner} that it was made with; name that too, or copy a variable that holds "
-            f"{named}.state_dict()"
+            f"rank 1: {named}: it belongs to {owner} that it was created with; name that too, or copy a variable that "
+            f"holds {named}.state_dict()"
         )
     cluster.run("nets = {'one': [net]}")
     cluster.copy(["nets", "best"], 1, 0)

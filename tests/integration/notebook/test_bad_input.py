@@ -191,9 +191,7 @@ def test_occupied_port(notebook: Notebook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused(notebook, f"%dist_init -n 2 --name broken --launcher local --port {port}")
-    assert message == (
-        f"LaunchError: rank 0 on {HOST}: port {port} is taken; leave the port out, and a free one is chosen"
-    )
+    assert message == (f"LaunchError: rank 0 on {HOST}: port {port} is taken; leave the port out to use a free one")
     assert nothing_was_started()
     assert notebook.run("%%distributed\nprint('unharmed')").check().lines == ["ranks 0-1 │ unharmed"]
 

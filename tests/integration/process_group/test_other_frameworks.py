@@ -25,7 +25,7 @@ MISSING = "raise ModuleNotFoundError('No module named horovod', name='horovod')"
 def test_missing_tensorflow_is_named_before_anything_runs(bare_notebook: Notebook) -> None:
     outcome = bare_notebook.run("%dist_init --tf-config worker=2")
     assert outcome.status == "error"
-    assert "TF_CONFIG was asked for, and there is no TensorFlow: pip install 'tensorflow>=2.16'" in outcome.text
+    assert "TF_CONFIG was requested, but TensorFlow is not installed: pip install 'tensorflow>=2.16'" in outcome.text
     with pytest.raises(LaunchError, match="or leave --tf-config out"):
         Cluster(tf_roles=(("worker", 1),), launcher="local", name="untaken")
     assert not [process for process in our_processes() if "untaken" in " ".join(process.cmdline())]

@@ -157,7 +157,7 @@ def test_rank_killed_by_the_oom_killer_is_reported_as_such(three: Cluster, littl
     error = failure_of(
         three, "hoard = []\nwhile True: hoard.append(bytearray(1 << 24) if rank == 1 else dist.barrier())"
     )
-    assert "was killed by SIGKILL, most likely for want of memory: the kernel ended a process" in str(error)
+    assert "was killed by SIGKILL, most likely because memory ran out: the kernel killed a process" in str(error)
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 [01]\.\d GiB at most, rank 2 ", error.notes[0]), (
         error.notes
     )

@@ -197,7 +197,7 @@ time.sleep(100)
 def test_torch_modes_are_restored(three: Cluster, pids: dict[int, int]) -> None:
     run = interrupt_at(three, ENTERED, "time.sleep(100)")
     for name in ("FakeTensorMode", "DeviceContext", "a transform of torch.func", "torch.compile"):
-        assert f"{name} was left, as before the cell" in run.stderr[0]
+        assert f"{name} was exited, as before the cell" in run.stderr[0]
     assert "torch's anomaly detection is off again" in run.stderr[2]
     found = three.run(
         "(torch.ones(2).sum().item(), torch.is_anomaly_enabled(), torch.get_default_device().type)"

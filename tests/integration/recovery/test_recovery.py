@@ -144,7 +144,9 @@ def test_only_unresponsive_ranks_are_replaced(monkeypatch: pytest.MonkeyPatch, t
             f"    open(begun, 'w').close()\n    exec({HOLD_GIL!r})\n"
             "while not os.path.exists(begun): time.sleep(0.01)"
         )
-        with pytest.raises(GivenUpError, match=r"rank 1 has not come back.*%dist_reset -r 1 replaces just that rank"):
+        with pytest.raises(
+            GivenUpError, match=r"rank 1 has not ended the cell.*%dist_reset -r 1 replaces just that rank"
+        ):
             cluster.run(code, listener=Interrupter(lambda run: run.state.running == {1}))
         killed, replaced = cluster.replace([1])
         assert killed.startswith(f"rank 1 on {cluster.table[1].info.host} was killed: it did not react within 3 s")

@@ -98,7 +98,7 @@ def test_exit_functions_run_and_files_are_closed(launcher: str, folder: Path) ->
         cluster.replace([1])
         assert (folder / "replaced").read_text() == "done"
         log = cluster._session.launch.folders.rank_log(1).read_text()
-        assert "cut off at the rank's end: pooled_0, waits" in log
+        assert "ended by the rank's exit before they finished: pooled_0, waits" in log
         assert (folder / "late").read_text() == "buffered"
         # Also within a cell; endless waits are ended by the limit, and the others are not.
         code = "import atexit, time\natexit.register(time.sleep, 1000 * rank)\n"

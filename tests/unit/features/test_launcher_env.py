@@ -106,9 +106,9 @@ def test_controller_listens_on_an_address_reachable_by_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "the job has not begun, has ended, or wrote its file elsewhere"),
-        ("not JSON", "no file of a job"),
-        ("[1]", "no file of a job"),
+        (None, "the job has not started, has ended, or wrote its file elsewhere"),
+        ("not JSON", "not the file of a job"),
+        ("[1]", "not the file of a job"),
         ('{"version": "0.0.1"}', "version 0.0.1"),
     ],
 )

@@ -27,7 +27,9 @@ def test_request_is_decoded_as_encoded() -> None:
 
 def test_unknown_fields_are_ignored_and_unknown_requests_refused() -> None:
     assert decode(Signal(number=9).to_content() | {"reason": "new"}) == Signal(number=9)
-    with pytest.raises(ValueError, match="no request 'Teleport' is known here; do the notebook and the ranks run"):
+    with pytest.raises(
+        ValueError, match="unknown request 'Teleport'; install the same version for the notebook and the ranks"
+    ):
         decode({"do": "Teleport"})
     with pytest.raises(ValueError, match="Signal is not served on this channel"):
         rank_requests.serves.serve(None, Signal(number=9).to_content(), [])

@@ -133,7 +133,7 @@ def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_us
     [
         ("CUDA error: device-side assert triggered", True, "CUDA_LAUNCH_BLOCKING=1"),
         ("CUDA error: an illegal memory access was encountered", True, "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA error: invalid device ordinal", False, "in jobs that give each process a GPU"),
+        ("CUDA error: invalid device ordinal", False, "in jobs that assign one GPU to each process"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", False, "torch.cuda.empty_cache()"),
         ("NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO)", False, "NCCL_DEBUG=WARN"),
         ("something else", False, ""),

@@ -65,9 +65,7 @@ def test_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, mon
     if os.geteuid() == 0:  # chown needs root
         folder.chmod(0o700)
         os.chown(folder, 65534, -1)
-        with pytest.raises(
-            LaunchError, match=r"belongs to another user \(nobody\), so nothing was put into it; have it removed"
-        ):
+        with pytest.raises(LaunchError, match=r"belongs to another user \(nobody\), so it was not used; remove it"):
             HostFolder()
         (folder / NOTEBOOK).touch()  # as if it were the notebook's own, whose folder is not checked
         with pytest.raises(LaunchError, match=r"belongs to another user \(nobody\)"):
@@ -99,7 +97,7 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     for use in (check_locks, Lease):
-        text = f"{tmp_path} knows no locks .{os.strerror(number)}.*; mount it with locks"
+        text = f"{tmp_path} does not support locks .{os.strerror(number)}.*; mount it with locks"
         with pytest.raises(UsageError, match=text):
             use(tmp_path)
 
