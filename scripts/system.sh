@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# System packages, for the other scripts to source: installed where we are root on Debian or its kin, else named.
+# Functions for system packages: install them as root on Debian and its derivatives, else print their names.
 
-# have_any COMMAND...: is one of the commands there?
+# have_any COMMAND...: whether one of the commands exists
 have_any() {
   local command
   for command in "$@"; do
@@ -10,7 +10,7 @@ have_any() {
   return 1
 }
 
-# provide PURPOSE PACKAGE...: true when every package is there at the end.
+# provide PURPOSE PACKAGE...: install missing packages; succeeds if all are installed at the end.
 provide() {
   local purpose=$1 package missing=()
   shift
@@ -25,12 +25,12 @@ provide() {
   fi
   echo "Installing ${missing[*]} for $purpose"
   apt_install "${missing[@]}" >/dev/null 2>&1 && return 0
-  # No package lists yet, or old ones: only now are they worth fetching.
+  # The package lists are missing or old: fetch them only in this case.
   apt-get -qq update && apt_install "$@" >/dev/null
 }
 
-# In a shell of its own, for the trap. Packages bring daemons, such as sshd, which nobody asked to run: Debian's switch
-# keeps them from being started, and is removed again where it was not there before.
+# In a subshell, for the trap. Packages contain daemons, such as sshd, that should not be started: policy-rc.d prevents
+# this, and is removed afterwards if it did not exist before.
 apt_install() (
   policy=/usr/sbin/policy-rc.d
   if [[ ! -e $policy ]]; then

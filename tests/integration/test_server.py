@@ -189,7 +189,7 @@ def test_interrupt_goes_through_the_process_that_owns_the_cluster(server: Server
     run = seen.run("if rank == 1:\n    import time; time.sleep(1000)\ndist.barrier()", block=False)
     assert wait_until(lambda: "in collective" in server.states("seen"))
     reply = server.post(f"clusters/{seen.cluster_id}/interrupt")
-    assert reply == {"done": f"process {os.getpid()} does it"}
+    assert reply == {"done": f"requested from process {os.getpid()}"}
     assert wait_until(lambda: run.done)
     assert seen.run("x = torch.ones(1); dist.all_reduce(x); x.item()").results == {0: 2.0, 1: 2.0}
 
@@ -346,7 +346,7 @@ def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> N
     )
     assert status == 409
     assert text.endswith(
-        "does not answer, and only the process that holds a cluster can restart its ranks; stop it here, or attach "
+        "does not respond, and only the process that holds a cluster can restart its ranks; stop it here, or attach "
         'a notebook to it with %dist_attach"}'
     )
     assert server.post(f"clusters/{cluster_id}/stop") == {"done": "done by the server"}

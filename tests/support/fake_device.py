@@ -1,6 +1,6 @@
 """Collectives and device waits of a GPU on ranks without one, for cells of the tests.
 
-torch's backend "fake" stands in for NCCL, on the device "meta": it starts collectives and returns. This module adds
+torch's backend "fake" replaces NCCL, on the device "meta": it starts collectives and returns. This module adds
 the flight recorder that NCCL keeps, and a wait like cudaStreamSynchronize: in C, without the GIL, not interrupted by
 signals. As with ncclCommAbort, an abort ends the waits without an error. It shows which calls happen when, and
 nothing of CUDA's streams, of timing or of NCCL's own abort.

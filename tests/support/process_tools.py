@@ -1,4 +1,4 @@
-"""Helpers for processes and files: which belong to a cluster, which are gone."""
+"""Helpers for processes and files: which belong to a cluster, which have ended."""
 
 from __future__ import annotations
 

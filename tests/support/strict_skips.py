@@ -4,7 +4,7 @@ Covers: skipped tests and modules, and tests deselected by ``-m`` or ``-k``, whe
 (``.ci/run`` sets it). A skip whose reason contains "GPU" stays a skip, since most machines have none.
 Does not cover: expected failures (xfail), which did run.
 
-Loaded by ``make`` with ``-p tests.support.strict_skips``. With ``pytest -n 2`` only the workers know which tests
+Loaded by ``make`` with ``-p tests.support.strict_skips``. With ``pytest -n 2`` only the workers record which tests
 were skipped; they send that when they end.
 """
 
