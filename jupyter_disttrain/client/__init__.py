@@ -1,6 +1,6 @@
 """Start ranks, run cells on them, and copy values back: the side of the notebook's process.
 
-Imports ipyparallel, never torch; reaches ``rank`` by messages alone.
+Imports ipyparallel, never torch; reaches ``rank`` only by messages.
 """
 
 from __future__ import annotations

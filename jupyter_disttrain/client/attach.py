@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
-REPLY_LOST = "the cell has ended here; its result is lost with the notebook that ran it"
-NEVER_CAME = "the cell did not arrive here before the notebook ended, and did not begin; run it again"
+REPLY_LOST = "the cell has ended on this rank; its result was lost with the notebook that ran it"
+NEVER_CAME = "the cell did not reach this rank before the notebook ended, and did not start; run it again"
 
 log = logging.getLogger(__name__)
 

@@ -163,7 +163,7 @@ class ClusterConfig:
         if self.hosts:
             raise UsageError("Slurm chooses the hosts; leave --hosts out, or name them with --sbatch '--nodelist=...'")
         if self.gpus is not None:
-            raise UsageError("Slurm chooses the GPUs; leave -g out, and give --gpus-per-node")
+            raise UsageError("Slurm chooses the GPUs; leave -g out, and use --gpus-per-node")
 
     def _check_roles(self) -> None:
         wanted = sum(count for _, count in self.tf_roles)

@@ -178,7 +178,7 @@ def _one(text: str, where: str) -> HostSlots:
     if brackets:
         user, name, slots = brackets["user"] or "", brackets["address"], brackets["slots"]
         if not _is_ipv6(name):
-            raise UsageError(f"{name!r} {where} is no IPv6 address; {_HOW}")
+            raise UsageError(f"{name!r} {where} is not a valid IPv6 address; {_HOW}")
     else:
         user, name, slots = _split(text, where)
     if user and not _USER.match(user[:-1]):

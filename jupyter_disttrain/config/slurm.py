@@ -51,7 +51,7 @@ REFUSED = {
     "ntasks-per-gpu": _RANKS,
     "gpus": _GPUS_COUNTED,
     "gpus-per-socket": _GPUS_COUNTED,
-    "gpus-per-task": "each rank takes the GPU of its local_rank among its node's: give --gpus-per-node",
+    "gpus-per-task": "each rank uses the GPU of its node that its local_rank selects; use --gpus-per-node",
     "ntasks-per-core": _RANKS,
     "ntasks-per-socket": _RANKS,
     "help": "it asks for sbatch's help; call sbatch in a terminal",
@@ -215,8 +215,8 @@ def name_of(option: str) -> str:
 def _refuse(name: str) -> None:
     """Refuse options that are set here, or that %dist_init has itself; sbatch accepts any prefix of a name."""
     if name in OWN_OPTIONS:
-        raise UsageError(f"give --{name} to %dist_init itself: {OWN_OPTIONS[name]}")
+        raise UsageError(f"pass --{name} to %dist_init itself: {OWN_OPTIONS[name]}")
     meant = [name] if name in REFUSED else [each for each in (*REFUSED, *OWN_OPTIONS) if each.startswith(name)]
     if meant:
         reason = REFUSED.get(meant[0], f"write its whole name, --{meant[0]}")
-        raise UsageError(f"--{name} can't be given to sbatch here: {reason}")
+        raise UsageError(f"--{name} can't be passed to sbatch here: {reason}")

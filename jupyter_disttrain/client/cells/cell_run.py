@@ -118,7 +118,7 @@ class CellRun:
                 return False
             was_done = self._arrived.done
             self._arrived.apply(event)
-            if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are shown no more
+            if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are no longer shown
                 for text in self._arrived.cut_imports(self._stuck_remedy):
                     self._supervisor.note(text)
             self._events.put(event)

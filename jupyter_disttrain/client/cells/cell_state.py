@@ -106,7 +106,7 @@ class CellState:
         texts = []
         for name, ranks in ranks_by_name.items():
             hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
-            texts.append(f"the import of {name} was cut off on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
+            texts.append(f"the import of {name} was interrupted on {label_ranks(ranks)} ({hosts}); {remedy(ranks)}")
         return texts
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:

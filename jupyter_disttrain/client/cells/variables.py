@@ -34,7 +34,7 @@ def check_names(names: Iterable[str]) -> None:
     """Raise a UsageError for names that are not valid variable names."""
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise UsageError(f"{name!r} is not a variable's name; give names such as lr or batch_size")
+            raise UsageError(f"{name!r} is not a variable's name; use names such as lr or batch_size")
 
 
 def push(launch: Launch, ranks: Sequence[int], values: Mapping[str, Any]) -> None:

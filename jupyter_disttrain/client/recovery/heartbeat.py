@@ -41,7 +41,7 @@ class HostHeartbeat:
     note
         Called with notes for the user.
     on_cut
-        Called with the seconds since the last answer, once no host answers; None: then all hosts count as lost.
+        Called with the seconds since the last reply, once no host replies; None: then all hosts count as lost.
     mpiexec_was_killed
         Returns whether mpiexec was killed. Nannies on other hosts are killed with it, so a missing reply does not show
         that their host is lost.
@@ -70,7 +70,7 @@ class HostHeartbeat:
         return list(self._lost_nannies)
 
     def forget_lost(self, link: Link) -> None:
-        """Consider no host lost any more: a rebooted host has no process left that could answer.
+        """Consider no host lost any more: a rebooted host has no process left that could reply.
 
         Processes left on a host that was only cut off or stopped are asked to end, and receive that once it is back.
         """
@@ -87,7 +87,7 @@ class HostHeartbeat:
         return host in self._lost_nannies
 
     def turn(self, link: Link, table: Sequence[RankEntry]) -> None:
-        """Send pings, and report what follows from the answers so far."""
+        """Send pings, and report what follows from the replies so far."""
         now = time.monotonic()
         by_host: dict[str, list[RankEntry]] = {}
         for entry in table:

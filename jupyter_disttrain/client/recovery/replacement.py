@@ -59,7 +59,7 @@ class RankReplacer:
         return self._spare_hosts.lost_ranks(self._state.table)
 
     def try_lost_hosts(self) -> None:
-        """Consider no host lost any more: the user says that they may be back."""
+        """Consider no host lost any more: the user states that they may be back."""
         self._heartbeat.forget_lost(self._state.open_link)
         self._spare_hosts.forget_failed()
 
@@ -141,7 +141,7 @@ class RankReplacer:
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(state.config)}")
         killed = killed_nannies(state.table)
         if state.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init forever
-            self._lose_mpi("several nannies were killed at once, after which Open MPI starts no process")
+            self._lose_mpi("several nannies were killed at the same time, after which Open MPI can't start processes")
         known = {entry.engine for entry in state.table}
         if state.mpi_heals and not state.mpi_lost:
             attempt = Respawn(state.open_link, state.table, state.processes, host, may_hang=killed > 0)

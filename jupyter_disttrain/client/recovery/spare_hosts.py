@@ -56,7 +56,7 @@ class SpareHosts:
         self._moved.pop(host, None)
 
     def forget_failed(self) -> None:
-        """Consider every spare usable again: the user says that hosts may be back."""
+        """Consider every spare usable again: the user states that hosts may be back."""
         self._failed.clear()
 
     @property

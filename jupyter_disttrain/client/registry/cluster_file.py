@@ -3,7 +3,7 @@
 Covers: the cluster file, which process holds a cluster's lease, unfinished cells, the list of running clusters.
 Does not cover: joining a cluster (``client.attach``), ending one (``observer``).
 
-Everything is in the cluster's private folders, readable by the user alone, and is removed with them.
+Everything is in the cluster's private folders, readable only by the user, and is removed with them.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def check_shared_nccl(config: ClusterConfig) -> None:
     if config.backend == "nccl" and not is_set:
         raise UsageError(
             "NCCL supports one rank per GPU of a host (else: 'Duplicate GPU detected'), so --backend nccl can't be "
-            "combined "
-            "with --share-gpus; leave --backend out, so that ranks that share a GPU use Gloo, or start fewer ranks"
+            "combined with --share-gpus; leave --backend out, so that ranks that share a GPU use Gloo, or start fewer "
+            "ranks"
         )
 
 

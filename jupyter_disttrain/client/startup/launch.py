@@ -92,7 +92,7 @@ class Launch:
         self._is_being_stopped = False
         self._lease: Lease | None = None
         self._presence_file: PresenceFile | None = None
-        self._cut_s = 0.0  # seconds since any host of a job last answered
+        self._cut_s = 0.0  # seconds since any host of a job last replied
         self._births = there.births if there else {}
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
         if there:

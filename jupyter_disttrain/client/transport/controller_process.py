@@ -35,8 +35,8 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
     if len(free) < CONTROLLER_PORTS:
         raise LaunchError(
             f"the controller needs {CONTROLLER_PORTS} ports on {address}, and {len(free) or 'none'} of {first} to "
-            f"{last} "
-            "can be used; name more with --controller-ports, or end the processes that use them, e.g. another cluster"
+            f"{last} can be used; name more with --controller-ports, or end the processes that use them, e.g. another "
+            "cluster"
         )
     return free
 

@@ -199,7 +199,7 @@ class Link:
         try:
             what()
         except Exception:
-            # The callback may raise anything; this thread must go on to serve all other messages.
+            # The callback may raise anything; this thread must continue to serve all other messages.
             log.exception("a callback of the link failed")
 
     def _receive(self, sock: zmq.Socket[bytes], channel: str) -> None:

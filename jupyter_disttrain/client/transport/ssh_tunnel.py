@@ -209,7 +209,7 @@ class Tunnel:
         Raises
         ------
         LaunchError
-            If ssh has ended, or the shell does not answer within the time limit.
+            If ssh has ended, or the shell does not respond within the time limit.
         """
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:

@@ -168,7 +168,7 @@ def test_missing_and_invalid_names_are_reported(cluster: Cluster) -> None:
     for name in ("1x", "model.weight", "for", ""):
         with pytest.raises(UsageError) as caught:
             cluster.pull(name)
-        assert str(caught.value) == f"{name!r} is not a variable's name; give names such as lr or batch_size"
+        assert str(caught.value) == f"{name!r} is not a variable's name; use names such as lr or batch_size"
         with pytest.raises(UsageError):
             cluster.push({name: 1})
 

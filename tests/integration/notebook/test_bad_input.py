@@ -131,7 +131,7 @@ def test_missing_gpu(empty: Notebook) -> None:
         ("%%rank x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
         ("%%rank", "%%rank: the following arguments are required: ranks; %%rank? shows its options"),
         ("%%distributed --what", "%%distributed: unrecognized arguments: --what; %%distributed? shows its options"),
-        ("%%distributed -o 1x", "'1x' is not a variable's name; give names such as lr or batch_size"),
+        ("%%distributed -o 1x", "'1x' is not a variable's name; use names such as lr or batch_size"),
         (
             "%%distributed --timeout soon",
             "%%distributed: argument --timeout: invalid float value: 'soon'; %%distributed? shows its options",
@@ -150,8 +150,8 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%dist_push 1x", "'1x' is not a variable's name; give names such as lr or batch_size"),
-        ("%dist_push model.weight", "'model.weight' is not a variable's name; give names such as lr or batch_size"),
+        ("%dist_push 1x", "'1x' is not a variable's name; use names such as lr or batch_size"),
+        ("%dist_push model.weight", "'model.weight' is not a variable's name; use names such as lr or batch_size"),
         ("%dist_push nowhere", "the notebook has no variable 'nowhere'; set it in a cell first"),
         ("%dist_push", "%dist_push: the following arguments are required: NAME; %dist_push? shows its options"),
         ("%dist_pull nowhere", "rank 0 has no 'nowhere'; set it in a %%distributed cell first"),

@@ -135,7 +135,7 @@ def test_module_that_caught_the_interrupt_is_imported_again(modules: Cluster) ->
     modules.run(INTERRUPT_IMPORTS.format(1))
     run = modules.run("import tolerant")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
-    assert run.notes == [f"the import of tolerant.heavy was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    assert run.notes == [f"the import of tolerant.heavy was interrupted on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import tolerant; tolerant.heavy.__name__") == "tolerant.heavy"
     modules.run(INTERRUPT_IMPORTS.format(1))
     assert not modules.run("import training").notes
@@ -147,7 +147,7 @@ def test_module_that_cannot_be_imported_twice_is_named(modules: Cluster) -> None
     with pytest.raises(RankFailure, match="twice") as caught:
         modules.run("import once")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
-    assert caught.value.notes == [f"the import of once was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    assert caught.value.notes == [f"the import of once was interrupted on ranks 0-1 ({HOST}); {remedy}"]
     with pytest.raises(RankFailure, match="ZeroDivisionError") as caught:
         modules.run("1 / 0")
     assert not caught.value.notes
@@ -165,7 +165,7 @@ def test_library_import_is_completed_unless_interrupted_repeatedly(modules: Clus
     late = cut(modules, "import slowly", presses=2)
     modules.run("deferral.CUT_AFTER_SECONDS = kept_s")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
-    assert late.notes == [f"the import of slowly was cut off on ranks 0-1 ({HOST}); {remedy}"]
+    assert late.notes == [f"the import of slowly was interrupted on ranks 0-1 ({HOST}); {remedy}"]
     assert value(modules, "import slowly; (slowly.part.__name__, slowly.whole)") == ("slowly.part", 1)
 
 
@@ -184,7 +184,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
     late = modules.run("deferral.CUT_AFTER_SECONDS = kept_s")
     remedy = "%dist_reset -r 0-1 replaces just those ranks"
     # A cell that begins before the ranks have replied to the previous one also reports that they are back.
-    assert late.notes[0] == f"the import of endless was cut off on ranks 0-1 ({HOST}); {remedy}"
+    assert late.notes[0] == f"the import of endless was interrupted on ranks 0-1 ({HOST}); {remedy}"
     assert all("have ended cell" in note for note in late.notes[1:])
     with pytest.raises(RankFailure, match="NameError"):
         modules.run("no_such_name")

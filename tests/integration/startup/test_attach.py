@@ -134,7 +134,7 @@ def test_reply_received_only_by_the_dead_notebook_is_reported_as_lost(light: Clu
     cell_log.write_text(without_reply)
     with Cluster.attach("light") as again:
         (lost,) = again.missed
-        with pytest.raises(RankFailure, match="ReplyLost: the cell has ended here"):
+        with pytest.raises(RankFailure, match="ReplyLost: the cell has ended on this rank"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
@@ -164,7 +164,7 @@ def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> 
     cell_log.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
     with Cluster.attach("light") as again:
         (lost,) = again.missed
-        with pytest.raises(RankFailure, match=r"ReplyLost: the cell did not arrive here before .* run it again"):
+        with pytest.raises(RankFailure, match=r"ReplyLost: the cell did not reach this rank before .* run it again"):
             lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 

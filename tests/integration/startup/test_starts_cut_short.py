@@ -137,7 +137,7 @@ def test_comm_reports_two_nannies_killed_at_once() -> None:
         cluster.interrupt([0])
         with pytest.raises(RankFailure) as caught:
             run.wait()
-        lost = "comm is lost: several nannies were killed at once, after which Open MPI starts no process"
+        lost = "comm is lost: several nannies were killed at the same time, after which Open MPI can't start processes"
         assert [note for note in caught.value.notes if note.startswith("comm")] == [
             f"{lost}; use dist, or start a new MPI job with %dist_reset"
         ]

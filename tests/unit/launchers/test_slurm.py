@@ -232,7 +232,7 @@ def test_allocation_refuses_more_than_it_has() -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: parse_more(["--output=x"]), "--output can't be given to sbatch here"),
+        (lambda: parse_more(["--output=x"]), "--output can't be passed to sbatch here"),
         (lambda: parse_more(["--arr", "1-3"]), "a cluster is one job"),
         (lambda: parse_more(["--requeue"]), "%dist_reset submits a new job"),
         (lambda: parse_more(["--nodes=3"]), "-N"),
