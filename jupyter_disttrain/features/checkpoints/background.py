@@ -4,7 +4,7 @@ Covers: the process group of the writing threads, waiting for them, the outcome 
 Does not cover: what is in a version (``rank``), its folder (``versions``).
 
 A rank's death, or an interrupt that releases ranks, ends the session's process group and the writers' group as well.
-The writers' group is not formed again with the others: a thread that has not noticed yet would go on in the new group,
+The writers' group is not formed again with the others: a thread unaware of this would continue in the new group,
 where no other rank takes part.
 """
 

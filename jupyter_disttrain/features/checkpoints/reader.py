@@ -1,6 +1,6 @@
 """Read the files of a checkpoint only if they belong to this user, because loading a pickle runs its code.
 
-Covers: refusing another user's checkpoint with an error that names the option to load it all the same; a reader for
+Covers: refusing another user's checkpoint with an error that names the option to load it nevertheless; a reader for
 ``torch.distributed.checkpoint`` that checks each file it opens.
 Does not cover: where a checkpoint is (``versions``), what is in it (``rank``, ``local_state``).
 """

@@ -200,7 +200,7 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
-            (interrupted, "were interrupted; the script runs them to their end"),
+            (interrupted, "were interrupted; the script runs them to completion"),
         )
         if which
     ]

@@ -59,7 +59,7 @@ def install() -> Path:
     wheels = sorted(kept.glob("horovod-*.whl"))
     if not wheels:
         devices = f"HOROVOD_GPU_OPERATIONS={on_gpus}" if on_gpus else "CPU operations only: GPU tensors are copied"
-        _print(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes some minutes")
+        _print(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes a few minutes")
         wheels = [_build(kept)]
     _pip(["install", "-q", *_keep_torch(torch), *RUN_NEEDS])
     _pip(["install", "-q", "--no-deps", "--force-reinstall", str(wheels[0])])

@@ -76,9 +76,8 @@ class LocalModules:
             if self._is_elsewhere(folder, path.parent):
                 raise ValueError(
                     f"{name} differs from the one in the notebook's folder, and {path.parent} is reached through a "
-                    "link to "
-                    f"{path.parent.resolve()}, which is not written to; copy the file there, or replace the link with "
-                    "a folder"
+                    f"link to {path.parent.resolve()}, which is not written to; copy the file there, or replace the "
+                    "link with a folder"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(f".{path.name}.new")
@@ -122,7 +121,7 @@ class LocalModules:
     def reload(self) -> dict[str, Any]:
         """Reload the edited modules.
 
-        A module that imports one that failed is reloaded all the same.
+        A module that imports one that failed is reloaded nevertheless.
 
         Returns
         -------

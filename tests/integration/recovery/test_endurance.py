@@ -152,7 +152,7 @@ def test_metrics_accept_values_from_training(torchless: Cluster) -> None:
     nan, infinite = (row.value for row in torchless.metrics.rows()[before:])
     assert math.isnan(nan)
     assert infinite == math.inf
-    with pytest.raises(RankFailure, match="log_metrics takes numbers, and loss is the text 'high'"):
+    with pytest.raises(RankFailure, match="log_metrics accepts numbers, but loss is the text 'high'"):
         torchless.run("log_metrics(1, loss='high')", 0)
     torchless.run("log_metrics(2, loss=1.5)", 0)
     assert wait_until(lambda: len(torchless.metrics.rows()) == before + 3)
@@ -171,7 +171,9 @@ def test_cell_may_replace_a_stream_by_any_object(torchless: Cluster, stream: str
 
 
 def test_metric_with_several_numbers_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(RankFailure, match=r"log_metrics takes single numbers, and loss has 3; log e.g. loss.mean\(\)"):
+    with pytest.raises(
+        RankFailure, match=r"log_metrics accepts single numbers, but loss has 3; log e.g. loss.mean\(\)"
+    ):
         cluster.run("log_metrics(1, loss=torch.ones(3))", 0)
 
 

@@ -209,14 +209,14 @@ def _hold(name: str, value: Any) -> Any:
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise TypeError(f"log_metrics takes numbers, and {name} is {_kind(value)}") from None
+            raise TypeError(f"log_metrics accepts numbers, but {name} is {_kind(value)}") from None
     if value.numel() != 1:
-        raise ValueError(f"log_metrics takes single numbers, and {name} has {value.numel()}; log e.g. {name}.mean()")
+        raise ValueError(f"log_metrics accepts single numbers, but {name} has {value.numel()}; log e.g. {name}.mean()")
     if value.is_complex():
-        raise TypeError(f"log_metrics takes real numbers, and {name} is complex; log e.g. {name}.abs()")
+        raise TypeError(f"log_metrics accepts real numbers, but {name} is complex; log e.g. {name}.abs()")
     if hasattr(value, "full_tensor"):  # a DTensor, of which this rank may hold only a part
         raise TypeError(
-            f"{name} is sharded over ranks, and log_metrics takes complete values; log {name}.full_tensor()"
+            f"{name} is sharded over ranks, but log_metrics accepts complete values; log {name}.full_tensor()"
         )
     if value.device.type == "cuda":
         return _OnDevice(value)

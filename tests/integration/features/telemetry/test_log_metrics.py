@@ -73,7 +73,7 @@ def test_metric_may_change_its_number_type_but_not_to_text(cluster: Cluster) -> 
     kinds = "1, 2.5, True, torch.tensor(4), float('nan'), 'five', 6"
     refused = "try: log_metrics(step, kind=value)\n    except TypeError as error: print(error)"
     run = cluster.run(f"for step, value in enumerate([{kinds}]):\n    {refused}", 0)
-    assert run.stdout[0] == "log_metrics takes numbers, and kind is the text 'five'\n"
+    assert run.stdout[0] == "log_metrics accepts numbers, but kind is the text 'five'\n"
     found = cluster.metrics.gather("kind")
     assert found.steps.tolist() == [0, 1, 2, 3, 4, 6]
     np.testing.assert_array_equal(found.values[:, 0], [1, 2.5, 1, 4, math.nan, 6])
@@ -82,8 +82,8 @@ def test_metric_may_change_its_number_type_but_not_to_text(cluster: Cluster) -> 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("log_metrics(1, loss='high')", "log_metrics takes numbers, and loss is the text 'high'"),
-        ("log_metrics(1, loss=None)", "log_metrics takes numbers, and loss is a NoneType"),
+        ("log_metrics(1, loss='high')", "log_metrics accepts numbers, but loss is the text 'high'"),
+        ("log_metrics(1, loss=None)", "log_metrics accepts numbers, but loss is a NoneType"),
         ("log_metrics(1, loss=torch.ones((), dtype=torch.complex64))", r"is complex; log e.g. loss.abs\(\)"),
         (
             (
