@@ -27,7 +27,6 @@ def scarce_shared_memory(config: ClusterConfig) -> str:
         return ""
     return (
         f"Open MPI can't create its shared memory: {ROOT} on {socket.gethostname()} has {there.total / 1024:.0f} KiB, "
-        "of "
-        f"which {there.free / 1024:.0f} KiB are free, and it needs at least {LEAST_BYTES // 1024} KiB; free some, give "
-        "the container more (docker run --shm-size=1g), or start without MPI: %dist_init --launcher local"
+        f"of which {there.free / 1024:.0f} KiB are free, and it needs at least {LEAST_BYTES // 1024} KiB; free some, "
+        "give the container more (docker run --shm-size=1g), or start without MPI: %dist_init --launcher local"
     )

@@ -68,7 +68,7 @@ def choose_network(
     client_addresses
         This machine's, from ``report.own_addresses``.
     reports
-        Reports of the hosts; those that did not answer are left out.
+        Reports of the hosts; those that did not reply are left out.
     interface
         The name of an interface that every host has, or a network as ``"10.1.0.0/16"``; None: choose.
 

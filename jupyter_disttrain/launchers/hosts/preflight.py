@@ -85,7 +85,7 @@ def _named(hosts: Sequence[str]) -> str:
 
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostRequirements) -> Iterator[Problem]:
-    """Yield the problems that prevent a start on a host that answered."""
+    """Yield the problems that prevent a start on a host that replied."""
     yield from _twice(report, reports)
     yield from _python(report, wanted)
     if wanted.torch is not None:

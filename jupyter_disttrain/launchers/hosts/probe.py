@@ -178,7 +178,7 @@ def addresses() -> list[dict[str, Any]]:
             while data:
                 length, kind = struct.unpack_from("=IH", data)
                 if kind != _NEW_ADDRESS:
-                    assert kind == _DONE, f"the kernel answers {kind} when asked for its addresses"
+                    assert kind == _DONE, f"the kernel replied {kind} to the request for its addresses"
                     return found
                 one = _address(data[16:length])
                 if one is not None:

@@ -66,7 +66,7 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -
     -------
     list of HostReport
         In the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is known if
-        ``choose_network`` finds a network that all hosts that answered share.
+        ``choose_network`` finds a network that all hosts that replied share.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _nonce(wanted: HostRequirements) -> Iterator[str]:
 
 
 def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted: HostRequirements) -> list[HostReport]:
-    """Let every host that answered listen on its address, and connect to all others and to this machine."""
+    """Let every host that replied listen on its address, and connect to all others and to this machine."""
     try:
         network = choose_network(own_addresses(), reports, wanted.interface)
     except LaunchError:
@@ -178,7 +178,7 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
 def _ask_each(
     inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: HostRequirements
 ) -> dict[str, dict[str, Any]]:
-    """Ask each host to listen on its address, and return the answers."""
+    """Ask each host to listen on its address, and return the replies."""
     for host, talk in inside.items():
         talk.ask({"ask": "listen", "address": addresses[host]})
     _receive_all(list(inside.values()), wanted.limit_s)
@@ -186,7 +186,7 @@ def _ask_each(
 
 
 def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:
-    """Return which hosts a host did not reach, why it could not try, or that it did not answer."""
+    """Return which hosts a host did not reach, why it could not try, or that it did not reply."""
     if talk.answer is None:
         return {"failure": talk.why or SILENT}
     unreached = {name: why for name, why in zip(names, talk.answer.get("reached", ()), strict=False) if why}
@@ -210,7 +210,7 @@ class _Talk:
         self.answer: dict[str, Any] | None = None  # to the last request
         self.answered_s = 0.0
         self._out, self._err = b"", b""
-        self._chatter = ""  # output before an answer, e.g. of a login script
+        self._chatter = ""  # output before a reply, e.g. of a login script
         self.has_ended = False  # end of its output
         # Needed to load Python itself; the probe takes PYTHONPATH from the request.
         early = ["env", f"LD_LIBRARY_PATH={wanted.library_path}"] if wanted.library_path else []
@@ -240,7 +240,7 @@ class _Talk:
 
     @property
     def why(self) -> str:
-        """Its error output, after any output of a shell or nologin that preceded an answer."""
+        """Its error output, after any output of a shell or nologin that preceded a reply."""
         return f"{self._chatter}{self._err.decode(errors='replace')}".strip()[-LONGEST_OUTPUT:]
 
     def begin(self, request: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ class _Talk:
     def _find_answer(self) -> None:
         while b"\n" in self._out:
             line, _, self._out = self._out.partition(b"\n")
-            # Output of a login script may precede the answer, even on the same line.
+            # Output of a login script may precede the reply, even on the same line.
             before, mark, text = line.decode(errors="replace").partition(probe.MARK)
             self._chatter = f"{self._chatter}{before}\n"[-LONGEST_OUTPUT:]
             if mark:
@@ -304,7 +304,7 @@ class _Talk:
 
 
 def _receive_all(talks: Sequence[_Talk], limit_s: float) -> None:
-    """Wait until each has answered or ended, or until the time limit."""
+    """Wait until each has replied or ended, or until the time limit."""
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         for talk in talks:

@@ -1,7 +1,7 @@
 """Explain errors of ssh, and suggest remedies.
 
 Covers: a host that could not be queried.
-Does not cover: a host that answered (``preflight``).
+Does not cover: a host that replied (``preflight``).
 """
 
 from __future__ import annotations

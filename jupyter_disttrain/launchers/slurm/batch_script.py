@@ -55,7 +55,7 @@ class BatchScript:
     log: str  # the job's log file; %j is its number
     start_file: str  # the script that starts the ranks
     sign_file: str  # touched as long as the notebook runs
-    survives_nodes: bool = False  # the ranks of other nodes go on when one fails
+    survives_nodes: bool = False  # the ranks of other nodes continue when one fails
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SilentError(LaunchError):
-    """Slurm did not answer in time; whether it carried out the request is unknown."""
+    """Slurm did not reply in time; whether it carried out the request is unknown."""
 
 
 class Answer(NamedTuple):
@@ -48,8 +48,8 @@ def find(command: str) -> str:
     if path is None:
         raise LaunchError(
             f"no {command} was found on PATH, so this host is not part of a Slurm cluster, or its module is not "
-            "loaded; "
-            "run the notebook on a login node, load the module, or start without Slurm: %dist_init --launcher mpi"
+            "loaded; run the notebook on a login node, load the module, or start without Slurm: %dist_init --launcher "
+            "mpi"
         )
     return path
 

@@ -94,7 +94,7 @@ class SlurmJob:
         """Ask Slurm for the state.
 
         For a job that ended a while ago, the state that Slurm's accounting has kept; ``GONE`` if there is none.
-        ``UNKNOWN`` if Slurm does not answer.
+        ``UNKNOWN`` if Slurm does not respond.
         """
         try:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=COMMANDS_STATE_SECONDS)
@@ -112,7 +112,7 @@ class SlurmJob:
             return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
         try:
             kept = ask("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS, limit_s=COMMANDS_STATE_SECONDS)
-        except LaunchError:  # a host without sacct, or an accounting database that does not answer
+        except LaunchError:  # a host without sacct, or an accounting database that does not respond
             return JobState(job_id=self.job_id, state=GONE)
         found = from_sacct(kept.output) if kept.code == 0 else None
         if found is None or found.waits or found.runs:  # accounting is late, or is off
@@ -153,7 +153,7 @@ class SlurmJob:
         Raises
         ------
         LaunchError
-            If Slurm refuses, or does not answer; the message has Slurm's reason and the job's number.
+            If Slurm refuses, or does not respond; the message has Slurm's reason and the job's number.
         """
         deadline = time.monotonic() + patience_s
         pause_s = 0.05

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GONE = "GONE"  # not one of Slurm's states: Slurm does not know the job any more
-UNKNOWN = "UNKNOWN"  # not one of Slurm's states: Slurm did not answer
+UNKNOWN = "UNKNOWN"  # not one of Slurm's states: Slurm did not reply
 ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is the limit of a running job without a limit
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 OVER = frozenset(

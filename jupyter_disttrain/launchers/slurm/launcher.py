@@ -89,7 +89,7 @@ class JobRanks(EngineLauncher):
         return self.allocated.job_id
 
     def alive(self) -> bool:
-        """Whether the job runs, by Slurm's last answer; Slurm is queried again if that is old."""
+        """Whether the job runs, by Slurm's last reply; Slurm is queried again if that is old."""
         self.poller.tick()
         return not self.poller.over
 

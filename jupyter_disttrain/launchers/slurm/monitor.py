@@ -142,7 +142,7 @@ class Poller:
         self._clock = clock
         self._asked_s = -WATCH_POLL_SECONDS
         self._every_s = WATCH_POLL_SECONDS
-        self.state: JobState | None = None  # the last answer
+        self.state: JobState | None = None  # the last reply
         self.over = ""  # why the job is over, once it is
 
     def hurry(self) -> None:
@@ -150,7 +150,7 @@ class Poller:
         self._every_s = HURRIED_POLL_SECONDS
 
     def tick(self, *, now: bool = False) -> list[Notice]:
-        """Return due notices; queries Slurm only if the last answer is old, or if ``now``."""
+        """Return due notices; queries Slurm only if the last reply is old, or if ``now``."""
         if self.over or (not now and self._clock() - self._asked_s < self._every_s):
             return []
         self.state = self.job.state()

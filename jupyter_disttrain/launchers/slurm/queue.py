@@ -19,7 +19,7 @@ HELD = {"JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"}  # reasons for
 
 
 def ask_position(state: JobState) -> int | None:
-    """Ask Slurm for a job's position, from 1 on; None where it is not queued, or Slurm does not answer."""
+    """Ask Slurm for a job's position, from 1 on; None where it is not queued, or Slurm does not respond."""
     if not state.waits or state.reason in HELD or not state.partition:
         return None
     asked = ("--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%Q %i")

@@ -1,7 +1,7 @@
 """Explain errors of srun for a node that could not be queried, and suggest remedies.
 
-Covers: a node of a job that gave no answer.
-Does not cover: a node that answered (``preflight``), hosts behind ssh (``ssh_errors``).
+Covers: a node of a job that sent no reply.
+Does not cover: a node that replied (``preflight``), hosts behind ssh (``ssh_errors``).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _ENDS = {  # by Slurm's state: what happened, and what to do
     "DEADLINE": ("was ended by Slurm, because it reached its deadline", "set a later --deadline"),
     "BOOT_FAIL": ("was ended by Slurm, because a node did not boot", "--sbatch '--exclude=HOST' avoids a node"),
     "FAILED": ("failed{code}", "check {log} for the reason"),
-    "COMPLETED": ("has ended by itself", "{log} may give the reason"),
-    "GONE": ("has ended, and Slurm does not know it any more", "{log} may give the reason"),
+    "COMPLETED": ("has ended by itself", "check {log} for the reason"),
+    "GONE": ("has ended, and Slurm has no record of it any more", "check {log} for the reason"),
 }
 _REASONS = {  # hints for reasons of waiting whose name alone gives no remedy
     "PartitionNodeLimit": "it requests more nodes or time than the partition allows: interrupt, and request less",
@@ -110,7 +110,7 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
             f"{log}; put that folder on a file system that all nodes share with this machine, or name another with "
             "JUPYTER_DATA_DIR"
         )
-    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "{log} may give the reason"))
+    what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "check {log} for the reason"))
     where = state if state.nodes else known
     text = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
     return f"{text}; {remedy.format(log=log)}"
