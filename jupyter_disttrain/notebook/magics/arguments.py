@@ -300,7 +300,7 @@ def parse(name: str, line: str) -> argparse.Namespace:
     Raises
     ------
     UsageError
-        If it can't be parsed; the message says what is wrong and where the options are listed.
+        If it can't be parsed; the message states what is wrong and where the options are listed.
     """
     try:
         words = shlex.split(_without_comment(line))

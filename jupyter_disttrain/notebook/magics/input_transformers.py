@@ -69,7 +69,7 @@ def check_magics(code: str, *, is_bare: bool) -> None:
     Raises
     ------
     UsageError
-        If there is one; the message says where it can be used.
+        If there is one; the message states where it can be used.
     """
     if _SECOND.match(code):
         raise UsageError("two magics of this cell select where it runs; remove one")

@@ -96,7 +96,7 @@ MOST_METRICS = 8  # metrics in a status text
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
     if not cluster.table:
-        return f"{cluster.name}: its ranks are being started again"
+        return f"{cluster.name}: its ranks are being restarted"
     figures = cluster.telemetry.ranks
     rows: list[tuple[str, ...]] = [HEAD]
     rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]

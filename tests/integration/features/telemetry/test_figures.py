@@ -126,7 +126,7 @@ def test_status_of_restarting_ranks_is_shown() -> None:
         reset = threading.Thread(target=cluster.reset)
         reset.start()
         assert wait_until(lambda: not cluster.table)
-        assert status_text(cluster) == "resets: its ranks are being started again"
+        assert status_text(cluster) == "resets: its ranks are being restarted"
         reset.join()
         assert status_text(cluster).startswith("resets: rank 0 · local")
 
