@@ -4,7 +4,7 @@ Covers: the file's content, reading it, whether the job still runs, removing it.
 Does not cover: writing it at the start of a job (``features.batch_jobs.join``), joining
 (``features.batch_jobs.client``).
 
-Anyone who can read it can run code as the job's user, so it is readable by that user alone.
+Anyone who can read it can run code as the job's user, so it is readable only by that user.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ def take_lock(descriptor: int, folder: Path) -> None:
     except OSError as error:  # ENOLCK of NFS without its lock daemon, ENOSYS of Lustre without flock, ENOTSUP
         raise UsageError(
             f"the file system of {folder} does not support locks ({error.strerror}), which ensure that one notebook at "
-            "a "
-            "time uses the ranks; mount it with locks, or use another file system: set JUPYTER_RUNTIME_DIR, or for a "
+            "a time uses the ranks; mount it with locks, or use another file system: set JUPYTER_RUNTIME_DIR, or for a "
             "job --join FILE"
         ) from error
 

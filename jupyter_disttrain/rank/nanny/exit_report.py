@@ -88,7 +88,7 @@ class ExitReport:
         code = os.waitstatus_to_exitcode(status)
         tail = b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace")
         crash = self.crash().decode(errors="replace")
-        # A library that can't go on without its descriptors aborts, and the descriptor for the crash report is closed
+        # A library that can't continue without its descriptors aborts, and the crash report's descriptor is closed
         # too.
         is_cut_off = code == -signal.SIGABRT and not crash and _OF_PYTHON not in tail
         return RankDeath(
