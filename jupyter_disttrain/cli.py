@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check whether ranks can train on this machine. It starts two ranks and runs "
         "an all_reduce on them. The exit status is 1 if a check found an error, else 0.",
     )
-    doctor.add_argument("--json", action="store_true", help="write JSON, for machines")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     gpu_check = commands.add_parser(
         "gpu-check",
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         help="list your clusters on this machine",
         description="List your running clusters on this machine, the state of their ranks and their holders.",
     )
-    listing.add_argument("--json", action="store_true", help="write JSON, for machines")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
     stop = commands.add_parser(
         "stop",

@@ -105,4 +105,4 @@ def deferred_interrupts() -> Iterator[None]:
 def raise_interrupted(error: BaseException) -> None:
     """Raise a StartInterruptedError in place of a KeyboardInterrupt; call it once nothing of the start is left."""
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, StartInterruptedError):
-        raise StartInterruptedError("the start was interrupted; nothing of it is left running") from None
+        raise StartInterruptedError("the start was interrupted; all processes that it had started have ended") from None

@@ -180,7 +180,7 @@ def subgroups(bench: Bench) -> str:
 
 @_check
 def lone_group(bench: Bench) -> str:
-    """Create a group on one rank alone, and interrupt it: the rank is released or replaced."""
+    """Create a group on only one rank, and interrupt it: the rank is released or replaced."""
     cluster = bench.cluster
     code = "group = dist.new_group(list(range(world_size))); x = torch.ones(4, device=device)\n"
     run = cluster.run(f"{code}dist.all_reduce(x, group=group); value = x.sum().item()", 0, block=False)

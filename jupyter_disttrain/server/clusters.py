@@ -73,7 +73,7 @@ class Clusters:
         for live in self.running():
             if live.file.cluster_id == cluster_id:
                 return live
-        raise UsageError(f"no cluster {cluster_id!r} runs here; it may have ended a moment ago")
+        raise UsageError(f"no cluster {cluster_id!r} is running on this host; it may have just ended")
 
     def starting(self) -> list[dict[str, str]]:
         """Return the clusters that are starting; once one has started, :meth:`running` does not wait for its pause."""

@@ -41,7 +41,7 @@ def test_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
         if "position 2" in message:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(StartInterruptedError, match="nothing of it is left"):
+    with pytest.raises(StartInterruptedError, match="all processes that it had started have ended"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), report=report)
     assert "is pending: position 2 in partition all" in messages[-1]
     number = messages[-1].split()[1]
@@ -55,7 +55,7 @@ def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(
 ) -> None:
     there, messages = folders(), list[str]()
     interrupt_start(monkeypatch)
-    with pytest.raises(StartInterruptedError, match="nothing of it is left"):
+    with pytest.raises(StartInterruptedError, match="all processes that it had started have ended"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), report=messages.append)
     number = messages[-1].split()[1]
     assert "JobState=CANCELLED" in batch.run("scontrol", "show", "job", "-o", number)

@@ -62,7 +62,7 @@ def test_files_written_at_shutdown_are_not_there_before(plain: Cluster) -> None:
 def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before, shelves_before = folders(), shelves()
     interrupt_start(monkeypatch)
-    with pytest.raises(StartInterruptedError, match="nothing of it is left running"):
+    with pytest.raises(StartInterruptedError, match="all processes that it had started have ended"):
         Cluster(n=2, launcher="local", backend="none", name="interrupted")
     assert (folders(), shelves()) == (before, shelves_before)
 
