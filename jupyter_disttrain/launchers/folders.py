@@ -117,7 +117,7 @@ class Folders:
 
     @property
     def environment_file(self) -> Path:
-        """The file with the environment of ranks on other hosts; it may contain the user's secrets."""
+        """The file with the environment of the ranks; it may contain the user's secrets."""
         return self.profile / "security" / "environment.json"
 
     @property

@@ -161,4 +161,4 @@ class StepRank(OneProcess, EngineLauncher):
 
     def get_env(self) -> dict[str, str]:
         """Return the variables that Python itself reads; the others are in a file that the command names."""
-        return {name: self.environment[name] for name in EARLY if name in self.environment}
+        return {name: self.environment.get(name, "") for name in EARLY}
