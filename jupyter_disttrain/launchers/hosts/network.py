@@ -136,30 +136,29 @@ def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, st
 
 def describe(network: Network) -> str:
     """Describe the network in one line."""
-    interfaces = _by_value({node.name: node.interface for node in network.nodes})
-    names = next(iter(interfaces)) if len(interfaces) == 1 else ""
-    names = names or ", ".join(f"{name} on {', '.join(hosts)}" for name, hosts in interfaces.items())
-    with_it = [node for node in network.nodes if node.infiniband]
-    if not with_it:
-        return f"network {network.cidr} ({names})"
-    devices = _by_value({node.name: ", ".join(_devices(node)) for node in with_it})
-    if network.has_infiniband and len(devices) == 1:
-        where = "on all nodes" if len(network.nodes) > 1 else f"on {network.nodes[0].name}"
-        return f"network {network.cidr} ({names}), InfiniBand {next(iter(devices))} {where}"
-    names = ", ".join(f"{device} on {', '.join(hosts)}" for device, hosts in devices.items())
-    unused = "" if network.has_infiniband else ", not used: not every node has it"
-    return f"network {network.cidr} ({names}), InfiniBand {names}{unused}"
+    interfaces = {node.name: node.interface for node in network.nodes}
+    same = len(set(interfaces.values())) == 1
+    text = f"network {network.cidr} ({network.nodes[0].interface if same else _by_host(interfaces)})"
+    devices = {node.name: ", ".join(_devices(node)) for node in network.nodes if node.infiniband}
+    if not devices:
+        return text
+    if not network.has_infiniband:
+        return f"{text}, InfiniBand {_by_host(devices)}, not used: not every node has it"
+    if len(network.nodes) > 1 and len(set(devices.values())) == 1:
+        return f"{text}, InfiniBand {next(iter(devices.values()))} on all nodes"
+    return f"{text}, InfiniBand {_by_host(devices)}"
 
 
 def _devices(node: NodeNetwork) -> list[str]:
     return list(dict.fromkeys(port.partition(":")[0] for port in node.infiniband))
 
 
-def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    turned: dict[str, list[str]] = {}
-    for name, value in values.items():
-        turned.setdefault(value, []).append(name)
-    return turned
+def _by_host(values: Mapping[str, str]) -> str:
+    """Return e.g. "eth0 on a, b, ens7 on c"."""
+    hosts: dict[str, list[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(value, []).append(host)
+    return ", ".join(f"{value} on {', '.join(names)}" for value, names in hosts.items())
 
 
 def _node(host: HostReport, address: Address) -> NodeNetwork:

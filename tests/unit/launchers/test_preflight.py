@@ -70,6 +70,9 @@ def test_infiniband_is_used_if_every_host_has_it_and_user_settings_are_kept() ->
         "NCCL_IB_HCA": "=mlx5_0:1",
         "UCX_NET_DEVICES": "mlx5_0:1,eth0",
     }
+    other = host("b", "ens7 127.1.0.2/16", ssh="127.1.0.2", infiniband=(replace(active, device="mlx5_3"),))
+    named = "network 127.1.0.0/16 (eth0 on a, ens7 on b), InfiniBand mlx5_0 on a, mlx5_3 on b"
+    assert describe(choose_network((), [both[0], other])) == named
     one = choose_network((), [both[0], replace(both[1], infiniband=(roce,))])
     assert describe(one).endswith("InfiniBand mlx5_0 on a, not used: not every node has it")
     assert not {"NCCL_IB_HCA", "UCX_NET_DEVICES"} & environment_for(one, "a", {}).keys()
