@@ -136,7 +136,10 @@ class RankAssignment:
             reports[entry.info.rank] = content
         state.mpi_revoked = False
         state.steps.formed(reports, group)
-        return self.form() if state.mpi_lost != request.mpi_lost else lost  # again, so that all ranks get `mpi_lost`
+        if state.mpi_lost != request.mpi_lost:  # again, so that all ranks get `mpi_lost`
+            for line, ranks in self.form().items():
+                lost[line] = sorted({*lost.get(line, []), *ranks})
+        return lost
 
     def wait_for_replies(
         self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False
