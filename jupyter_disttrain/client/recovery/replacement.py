@@ -99,6 +99,7 @@ class RankReplacer:
                     engine=hello.engine,
                     nanny=nanny.nanny,
                     nanny_pid=hello.nanny_pid,
+                    nanny_started=hello.nanny_started,
                     probe=nanny.probe,
                     launch_host=hello.launch_host or old.launch_host,
                 )

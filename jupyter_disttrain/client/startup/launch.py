@@ -20,6 +20,7 @@ from ...errors import LaunchError
 from ...launchers.folders import Folders
 from ...launchers.mpi_shared_memory import scarce_shared_memory
 from ...private_files import read_own
+from ...process_table import runs
 from ...protocol.messages import RankDeath
 from ...protocol.ranks import counted
 from ...protocol.requests import End
@@ -40,7 +41,7 @@ from .job_processes import JobProcesses
 from .processes import Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
-from .registration import Registration, as_message, is_here, runs, unreported_deaths
+from .registration import Registration, as_message, is_here, unreported_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -381,7 +382,8 @@ class Launch:
             return
         link, self.state.link = self.link, None
         processes, self.state.processes = self.state.processes, None
-        nannies = [entry.nanny_pid for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
+        here = [entry for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
+        nannies = [(entry.nanny_pid, entry.nanny_started) for entry in here]
         try:
             if link is not None:
                 self._end_ranks(link)
@@ -391,7 +393,7 @@ class Launch:
                 is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
                 is_reachable = is_reachable and not self._heartbeat.lost_hosts
                 until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
-                while time.monotonic() < until and any(map(runs, nannies)):  # ranks may outlive a killed mpiexec
+                while time.monotonic() < until and any(runs(*nanny) for nanny in nannies):  # they may outlive mpiexec
                     time.sleep(PROCESSES_POLL_SECONDS)
                 processes.end(max(0.0, until - time.monotonic()))
         finally:  # also after an interrupt

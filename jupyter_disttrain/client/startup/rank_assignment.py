@@ -66,6 +66,7 @@ class RankAssignment:
                 engine=hello.engine,
                 nanny=nanny.nanny,
                 nanny_pid=hello.nanny_pid,
+                nanny_started=hello.nanny_started,
                 probe=nanny.probe,
                 launch_host=hello.launch_host or state.placement.host_of(info.rank),
             )

@@ -39,6 +39,7 @@ class RankEntry:
     engine: str = _kept()
     nanny: str = _kept()
     nanny_pid: int = _kept()
+    nanny_started: str = _kept(default="")  # its start time: a later process may have the same pid
     probe: str = _kept(default="")  # the nanny's socket for checks that its host can be reached
     launch_host: str = _kept(default="")  # the launcher's name for its host; empty for the notebook's own host
     state: RankState = RankState.IDLE
