@@ -36,6 +36,7 @@ _JOBS = {
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
 AZURE = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # rank 0's address, e.g. "10.0.0.4:6000"
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish")  # a job may start its ranks with a script
 _NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" means two on each of three hosts
 _SOMEWHERE = "203.0.113.1", 9  # in a network reserved for documentation; nothing is sent there
 
@@ -76,6 +77,13 @@ class Launched:
             f"this process on {socket.gethostname()} has no rank: no launcher has set one; start it with mpirun, "
             "srun or torchrun, e.g. mpirun -n 4 python -m jupyter_disttrain.rank --join FILE"
         )
+
+
+def launcher_process(launcher: str, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the pid of the launcher's process on this host; None if a user has set torchrun's variables by hand."""
+    if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    return next((each.pid for each in psutil.Process().parents() if each.name() not in _SHELLS), None)
 
 
 def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.transport.ssh_tunnel import LEASE_SCRIPT as HOLD_THERE
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.features.batch_jobs import launcher_env
 from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS
 
@@ -128,3 +130,11 @@ def test_file_of_another_user_is_refused(file: Path) -> None:
         UsageError, match=r"it belongs to another user \(nobody\); only the user whose job it is may join it"
     ):
         Cluster.attach(str(file))
+
+
+def test_launcher_is_the_nearest_process_that_is_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [SimpleNamespace(pid=pid, name=lambda name=name: name) for pid, name in ((9, "bash"), (7, "prterun"))]
+    monkeypatch.setattr(launcher_env.psutil, "Process", lambda: SimpleNamespace(parents=lambda: there))
+    assert launcher_env.launcher_process("mpirun", {}) == 7
+    assert launcher_env.launcher_process("torchrun", {"TORCHELASTIC_RUN_ID": "none"}) == 7
+    assert launcher_env.launcher_process("torchrun", {"RANK": "0"}) is None
