@@ -48,10 +48,6 @@ class Network:
     cidr: str
     nodes: tuple[NodeNetwork, ...]  # in the order of the hosts
 
-    def node(self, name: str) -> NodeNetwork:
-        """Return the entry of that host."""
-        return next(node for node in self.nodes if node.name == name)
-
     @property
     def has_infiniband(self) -> bool:
         """Whether every host has an active InfiniBand port."""
@@ -98,26 +94,20 @@ def choose_network(
     )
 
 
-def environment_for(network: Network, host: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that restrict the libraries to the network on one host.
+def device_environment(network: Network, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that restrict NCCL and UCX to devices that all hosts have, unless the user has set them.
 
-    Parameters
-    ----------
-    environment
-        Variables the user has set, which are left unchanged; None: this process's environment.
+    Ranks find their interfaces themselves: their names may differ between hosts.
     """
-    node, given = network.node(host), os.environ if environment is None else environment
-    wanted = {
-        "GLOO_SOCKET_IFNAME": node.interface,
-        "TP_SOCKET_IFNAME": node.interface,
-        # Without "=", NCCL takes the name as a prefix: eth1 would match eth10.
-        "NCCL_SOCKET_IFNAME": f"={node.interface}",
-    }
-    if network.has_infiniband:
-        wanted["NCCL_IB_HCA"] = f"={','.join(node.infiniband)}"
-        wanted["UCX_NET_DEVICES"] = ",".join([*node.infiniband, node.interface])
-    elif not any(each.infiniband or each.other_rdma for each in network.nodes):
-        wanted["UCX_NET_DEVICES"] = node.interface  # else UCX finds faster devices by itself
+    first = network.nodes[0]
+    same_interface = len({node.interface for node in network.nodes}) == 1
+    wanted = {}
+    if network.has_infiniband and len({node.infiniband for node in network.nodes}) == 1:
+        wanted["NCCL_IB_HCA"] = f"={','.join(first.infiniband)}"
+        if same_interface:
+            wanted["UCX_NET_DEVICES"] = ",".join([*first.infiniband, first.interface])
+    elif same_interface and not any(node.infiniband or node.other_rdma for node in network.nodes):
+        wanted["UCX_NET_DEVICES"] = first.interface  # else UCX finds faster devices by itself
     return {name: value for name, value in wanted.items() if name not in given}
 
 
