@@ -94,15 +94,7 @@ class RankReplacer:
             try:
                 hello, nanny = self._start_one(rank, host)
                 info = replace(old.info, host=hello.host, pid=hello.pid)
-                entry = RankEntry(
-                    info=info,
-                    engine=hello.engine,
-                    nanny=nanny.nanny,
-                    nanny_pid=hello.nanny_pid,
-                    nanny_started=hello.nanny_started,
-                    probe=nanny.probe,
-                    launch_host=hello.launch_host or old.launch_host,
-                )
+                entry = RankEntry.of(info, hello, nanny, old.launch_host)
                 asked = [(entry, self._assignment.identify(entry))]
                 entry.take_identity_reply(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
             except LaunchError as error:

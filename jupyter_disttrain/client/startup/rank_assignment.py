@@ -61,16 +61,7 @@ class RankAssignment:
         """Send each rank its identity, and have all ranks form the process group."""
         state = self._state
         state.table[:] = [
-            RankEntry(
-                info=info,
-                engine=hello.engine,
-                nanny=nanny.nanny,
-                nanny_pid=hello.nanny_pid,
-                nanny_started=hello.nanny_started,
-                probe=nanny.probe,
-                launch_host=hello.launch_host or state.placement.host_of(info.rank),
-            )
-            for info, hello, nanny in entries
+            RankEntry.of(info, hello, nanny, state.placement.host_of(info.rank)) for info, hello, nanny in entries
         ]
         asked = [(entry, self.identify(entry)) for entry in state.table]
         for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
