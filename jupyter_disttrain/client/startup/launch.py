@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ...config.cluster import ClusterConfig
-    from ...launchers.placement import Placement
     from ..recovery.collective_steps import Steps
     from ..registry.cluster_file import ClusterFile
     from .rank_table import RankEntry
@@ -98,8 +97,8 @@ class Launch:
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
         if there:
             self._taken.callback(self.folders.remove)
-            if self.placement.allocated is not None:
-                self._taken.callback(self.placement.allocated.release)
+            if self.state.placement.allocated is not None:
+                self._taken.callback(self.state.placement.allocated.release)
 
     # The state that others read
 
@@ -114,44 +113,14 @@ class Launch:
         return self.state.folders
 
     @property
-    def placement(self) -> Placement:
-        """The hosts and the network of the ranks; available once it is decided."""
-        return self.state.placement
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the placement of the ranks is decided."""
-        return self.state.is_decided
-
-    @property
-    def started_s(self) -> float:
-        """When the cluster was started, in seconds since the epoch."""
-        return self.state.started_s
-
-    @property
     def table(self) -> list[RankEntry]:
         """The ranks."""
         return self.state.table
 
     @property
-    def generation(self) -> int:
-        """The number of times the process group was formed."""
-        return self.state.generation
-
-    @property
     def steps(self) -> Steps:
         """The collectives that each rank has called."""
         return self.state.steps
-
-    @property
-    def mpi_lost(self) -> str:
-        """Why MPI has no world of all ranks; empty if it has."""
-        return self.state.mpi_lost
-
-    @property
-    def note_of_devices(self) -> str:
-        """Why ranks use the CPU although there is an accelerator; empty if there is nothing to report."""
-        return self.state.note_of_devices
 
     @property
     def lost_because(self) -> str:
@@ -346,8 +315,9 @@ class Launch:
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None:
             tunnel.beat()
-        if self.placement.hosts and self.link is not None and self.state.is_started and not self.state.is_observer:
-            self._heartbeat.turn(self.link, self.table)
+        state = self.state
+        if state.placement.hosts and state.link is not None and state.is_started and not state.is_observer:
+            self._heartbeat.turn(state.link, state.table)
 
     def _on_cut(self, silent_s: float) -> None:
         """Detach from the ranks of a job and let them run: a notebook that loses its network must not end them."""
@@ -377,7 +347,7 @@ class Launch:
 
     def stop(self) -> None:
         """End every process and remove temporary state; a second call does nothing."""
-        if not self.is_decided:
+        if not self.state.is_decided:
             self._give_back()
             return
         link, self.state.link = self.link, None

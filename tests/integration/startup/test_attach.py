@@ -231,7 +231,7 @@ def test_replaced_rank_is_known_to_later_clients(persistent: Cluster) -> None:
         psutil.Process(first).kill()  # and can be replaced again
         assert wait_until(lambda: again.table[0].info.pid != first)
         # MPI's world is lost once none is left that the job began with.
-        if again.config.launcher == "mpi" and not again._session.launch.mpi_lost:
+        if again.config.launcher == "mpi" and not again._session.launch.state.mpi_lost:
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
