@@ -16,6 +16,7 @@ from ...errors import IrreplaceableError, LaunchError
 from ...launchers.slurm.job_state import UNKNOWN
 from ...protocol.states import RankState
 from ...protocol.time_limits import RESPAWN_SECONDS
+from ..startup.processes import Processes
 from ..startup.rank_table import RankEntry
 from ..startup.registration import killed_nannies
 from .explanations import remedy
@@ -127,11 +128,11 @@ class RankReplacer:
     def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: within the MPI job if MPI can be repaired, else beside it."""
         state = self._state
-        assert state.processes is not None
         if state.config.job:
             within = f"nothing can be started within a job of {state.config.job} from outside"
             alone = "" if state.config.backend == "none" else ", but without dist, whose process group needs all ranks"
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(state.config)}")
+        assert isinstance(state.processes, Processes)
         killed = killed_nannies(state.table)
         if state.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init for ever
             self._lose_mpi("several nannies were killed at once, after which Open MPI starts no process")

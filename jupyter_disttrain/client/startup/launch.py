@@ -152,10 +152,8 @@ class Launch:
     def _mpiexec_was_killed(self) -> bool:
         return self.state.processes is not None and self.state.processes.mpiexec_was_killed
 
-    def _make_processes(self) -> Processes | JobProcesses:
+    def _make_processes(self) -> Processes:
         state = self.state
-        if state.config.job:
-            return JobProcesses(state.config, state.folders.profile)
         return Processes(state.config, state.folders, state.n, state.gpus, self._births, placement=state.placement)
 
     def decide(self) -> None:
@@ -236,7 +234,10 @@ class Launch:
         self.state.is_observer = observer
         if not observer:
             self._lease = Lease(self.folders.profile)
-        self.state.processes = self._make_processes()
+        if self.config.job:
+            self.state.processes = JobProcesses(self.config, self.folders.profile)
+        else:
+            self.state.processes = self._make_processes()
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if observer else self.folders.cluster_id
         )
