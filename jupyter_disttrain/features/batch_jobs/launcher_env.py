@@ -122,15 +122,14 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
 
 def network_of(address: str) -> str:
     """Return the network of an address of this host, e.g. ``"10.1.0.0/16"``."""
-    for each in _by_interface(address).values():
-        return str(ipaddress.ip_interface(f"{address}/{each}").network)
-    return f"{address}/32"
+    every = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    mask = next((each.netmask for each in every if each.address == address), 32)
+    return str(ipaddress.ip_interface(f"{address}/{mask}").network)
 
 
 def interface_towards(address: str) -> str:
     """Return the name of this host's interface that reaches an address; empty if unknown."""
-    source = _source_towards(address, 9)
-    return next(iter(_by_interface(source)), "") if source else ""
+    return _addresses().get(_source_towards(address, 9), "")
 
 
 def _on_interface(interface: str, own: Mapping[str, str]) -> str:
@@ -155,15 +154,6 @@ def _addresses() -> dict[str, str]:
         for name, addresses in psutil.net_if_addrs().items()
         for each in addresses
         if each.family == socket.AF_INET
-    }
-
-
-def _by_interface(address: str) -> dict[str, str]:
-    return {
-        name: str(each.netmask)
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.address == address
     }
 
 
