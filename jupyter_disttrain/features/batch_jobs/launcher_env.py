@@ -36,6 +36,11 @@ _JOBS = {
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
 AZURE = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # rank 0's address, e.g. "10.0.0.4:6000"
+# Names of the process that starts a job's processes on a host; torchrun's may have any.
+_PROCESSES = {
+    "mpirun": ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra_pmi_proxy"),
+    "srun": ("slurmstepd",),
+}
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish")  # a job may start its ranks with a script
 _NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" means two on each of three hosts
 _SOMEWHERE = "203.0.113.1", 9  # in a network reserved for documentation; nothing is sent there
@@ -83,7 +88,9 @@ def launcher_process(launcher: str, environment: Mapping[str, str] = os.environ)
     """Return the pid of the launcher's process on this host; None if a user has set torchrun's variables by hand."""
     if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
         return None
-    return next((each.pid for each in psutil.Process().parents() if each.name() not in _SHELLS), None)
+    above = [(each.pid, each.name()) for each in psutil.Process().parents()]
+    known = [pid for pid, name in above if name in _PROCESSES.get(launcher, ())]
+    return next(iter([*known, *(pid for pid, name in above if name not in _SHELLS)]), None)
 
 
 def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -132,9 +132,13 @@ def test_file_of_another_user_is_refused(file: Path) -> None:
         Cluster.attach(str(file))
 
 
-def test_launcher_is_the_nearest_process_that_is_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = [SimpleNamespace(pid=pid, name=lambda name=name: name) for pid, name in ((9, "bash"), (7, "prterun"))]
+def test_launcher_is_found_by_its_name_or_is_the_nearest_process_that_is_no_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {9: "bash", 8: "apptainer", 7: "prterun", 6: "slurmstepd"}
+    there = [SimpleNamespace(pid=pid, name=lambda name=name: name) for pid, name in names.items()]
     monkeypatch.setattr(launcher_env.psutil, "Process", lambda: SimpleNamespace(parents=lambda: there))
     assert launcher_env.launcher_process("mpirun", {}) == 7
-    assert launcher_env.launcher_process("torchrun", {"TORCHELASTIC_RUN_ID": "none"}) == 7
+    assert launcher_env.launcher_process("srun", {}) == 6
+    assert launcher_env.launcher_process("torchrun", {"TORCHELASTIC_RUN_ID": "none"}) == 8
     assert launcher_env.launcher_process("torchrun", {"RANK": "0"}) is None
