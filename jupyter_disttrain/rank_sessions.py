@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from .process_table import start_time
 from .protocol.time_limits import RANK_SESSIONS_CHECK_SECONDS, RANK_SESSIONS_END_SECONDS
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class HeldSession:
     """
 
     def __init__(self, local: Path, rank: int) -> None:
-        self._path = local / FOLDER / f"{rank}-{_started(rank)}-{_place()}"
+        self._path = local / FOLDER / f"{rank}-{start_time(rank)}-{_place()}"
         self._path.parent.mkdir(exist_ok=True)
         fresh = self._path.with_name(f"{self._path.name}.new")  # not under its name before it is locked
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -111,7 +112,7 @@ def _members(name: str) -> Iterator[psutil.Process]:
     """Yield the processes of a session; none if its number means another process by now."""
     number, started, _ = name.split("-", 2)
     leader = int(number)
-    if _started(leader) not in (started, ""):
+    if start_time(leader) not in (started, ""):
         return
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):  # it has just exited
@@ -124,14 +125,6 @@ def _is_zombie(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-
-
-def _started(pid: int) -> str:
-    """Return when a process started, in clock ticks since the boot; empty if there is none of that number."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
 
 
 def _place() -> str:

@@ -151,7 +151,7 @@ def _describe(error: BaseException, cluster: Cluster) -> str:
 
 def has_mpi_world(cluster: Cluster) -> bool:
     """Return whether MPI's world holds all ranks."""
-    return cluster.config.launcher == "mpi" and not cluster._session.launch.mpi_lost  # noqa: SLF001
+    return cluster.config.launcher == "mpi" and not cluster._session.launch.state.mpi_lost  # noqa: SLF001
 
 
 def _check(cluster: Cluster, result: Round, value: int) -> None:

@@ -301,7 +301,7 @@ def _ask_reply(launch: Launch, entry: RankEntry, *, beside: bool = True) -> Futu
             return  # the cluster was closed in the meantime
         answer = done.result()
         content: dict[str, Any] = answer["content"]
-        launch.state.generation = max(launch.generation, content["generation"])
+        launch.state.generation = max(launch.state.generation, content["generation"])
         if content["ended"]:
             _hand_in(launch, entry, content["reply"], content["metadata"], answer["buffers"])
         elif entry.state == RankState.IDLE:

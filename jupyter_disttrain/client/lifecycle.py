@@ -88,7 +88,7 @@ class Lifecycle:
         session.launch = launch
         is_up = False
         try:
-            if not launch.is_decided:
+            if not launch.state.is_decided:
                 launch.decide()
             launch.start()
             session.start_seconds = time.monotonic() - started

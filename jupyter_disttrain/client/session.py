@@ -96,7 +96,7 @@ class Session:
         cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
         count = cell_log.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.supervisor, cell_log, count)
-        allocated = self.launch.placement.allocated
+        allocated = self.launch.state.placement.allocated
         self.job_watch = JobWatch(allocated.job, self._on_job_notice, on_job_over) if allocated else None
 
     def stop_watching(self) -> None:
@@ -227,9 +227,9 @@ class Session:
     def start_report(self) -> StartReport:
         """How the ranks were started, or attached to."""
         return StartReport(
-            started_s=self.launch.started_s,
+            started_s=self.launch.state.started_s,
             seconds=self.start_seconds,
-            network=self.launch.placement.description,
-            note_of_devices=self.launch.note_of_devices,
+            network=self.launch.state.placement.description,
+            note_of_devices=self.launch.state.note_of_devices,
             is_first=self.is_first,
         )

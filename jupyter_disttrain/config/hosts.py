@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..protocol.ranks import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 MOST_SLOTS = 4096  # ranks on one host
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
@@ -96,7 +96,8 @@ def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
     found = [
         _hostfile_line(fields, f"in line {number} of {path}")
         for number, line in enumerate(lines, 1)
-        if (fields := _fields(line))
+        # ``slots = 4`` is one field, as for Open MPI.
+        if (fields := re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split())
     ]
     if not found:
         raise UsageError(f"no host is named in the hostfile {path}; write one on each line, e.g. node1 slots=4")
@@ -152,11 +153,6 @@ def is_local(name: str) -> bool:
         return ipaddress.ip_address(bare.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def _fields(line: str) -> list[str]:
-    """Return a line's fields without its comment; ``slots = 4`` is one field, as for Open MPI."""
-    return re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
 
 
 def _hostfile_line(fields: list[str], where: str) -> HostSlots:
@@ -233,11 +229,7 @@ def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:
         raise UsageError(
             f"{what} names {local[0]} beside other hosts, which can't reach it by that name; give this machine's name"
         )
-    return tuple(_checked(slots))
-
-
-def _checked(slots: dict[str, int | None]) -> Iterator[HostSlots]:
     for name, count in slots.items():
-        if count is not None and count > MOST_SLOTS:
+        if (count or 0) > MOST_SLOTS:
             raise UsageError(f"a node can have 1 to {MOST_SLOTS} ranks, not {count} ({name})")
-        yield HostSlots(name=name, slots=count)
+    return tuple(HostSlots(name=name, slots=count) for name, count in slots.items())

@@ -23,7 +23,7 @@ from ..errors import LaunchError
 from ..private_files import make_private_below
 from ..protocol.file_lock import check_locks
 from ..protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
-from ..protocol.time_limits import FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
+from ..protocol.time_limits import BIRTH_SECONDS, FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
 from ..rank_sessions import end_abandoned, remove_unheld
 
 BROUGHT_METRICS = "metrics"
@@ -117,7 +117,7 @@ class Folders:
 
     @property
     def environment_file(self) -> Path:
-        """The file with the environment of ranks on other hosts; it may contain the user's secrets."""
+        """The file with the environment of the ranks; it may contain the user's secrets."""
         return self.profile / "security" / "environment.json"
 
     @property
@@ -189,7 +189,8 @@ def _prune(runs: Path, profiles: Path, keep: int) -> None:
     running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
     folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
     for folder in folders[:-keep]:
-        if folder.name.endswith(running) or _owner_runs(folder.name):
+        made_s = time.mktime(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
+        if folder.name.endswith(running) or _owner_runs(folder.name, made_s):
             continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 
@@ -212,16 +213,20 @@ def _sweep(profiles: Path) -> None:
             remove_unheld(local, NANNIES)  # the notebook and controller of this cluster are on another host
             continue
         is_young = time.time() - found.st_mtime < FOLDERS_STALE_SECONDS
-        if is_young or _owner_runs(cluster_id) or answers(local):
+        if is_young or _owner_runs(cluster_id, found.st_mtime) or answers(local):
             continue
         end_abandoned(local)
         for folder in (profiles / cluster_id, local):
             shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 
 
-def _owner_runs(cluster_id: str) -> bool:
+def _owner_runs(cluster_id: str, made_s: float) -> bool:
+    """Whether the process that has made a cluster's folder runs; a process that started later has only its pid."""
     pid = cluster_id.rpartition("-")[0].rpartition("-")[2]
-    return pid.isdigit() and psutil.pid_exists(int(pid))
+    try:
+        return pid.isdigit() and psutil.Process(int(pid)).create_time() < made_s + BIRTH_SECONDS
+    except psutil.NoSuchProcess:
+        return False
 
 
 def answers(local: Path) -> bool:

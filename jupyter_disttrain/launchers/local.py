@@ -6,6 +6,7 @@ Does not cover: the environment of the ranks (``launchers.rank_environment``).
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -75,8 +76,9 @@ class LocalRanks(LocalEngineSetLauncher):
     launcher_class = RanksOfThisMachine
 
     def start(self, n: int) -> Any:
-        """Start ``n`` ranks."""
-        self.engine_cmd = [*RANK_COMMAND, "--ranks", str(n)]
+        """Start ``n`` ranks with exactly ``environment``: ipyparallel would add this process's variables to it."""
+        others = [part for name in sorted(os.environ.keys() - self.environment.keys()) for part in ("-u", name)]
+        self.engine_cmd = [*(["/usr/bin/env", *others] if others else []), *RANK_COMMAND, "--ranks", str(n)]
         started = super().start(1)
         self.n = n
         return started

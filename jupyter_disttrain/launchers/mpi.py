@@ -179,9 +179,8 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
     def _over_hosts(self) -> list[str]:
         """Return the options for ranks on hosts: as many on each as it has slots, in the order of the hosts."""
         places = ",".join(f"{name}:{ranks}" for name, ranks in self.hosts)
-        # Variables that the ranks were given with -x may differ from those that mpiexec itself runs with.
+        # They may differ from those that mpiexec itself runs with.
         early = [f"{name}={self.environment[name]}" for name in EARLY if name in self.environment]
-        early += [name for name in EARLY if name not in self.environment and os.environ.get(name)]
         exported = [argument for each in [*early, MPI_HEALS] for argument in ("-x", each)]
         agent = " ".join([*self.ssh, *SSH_OPTIONS])  # mpiexec splits it at spaces, and does not interpret quotes
         return ["--host", places, "--map-by", "slot", "--prtemca", "plm_ssh_agent", agent, *exported]

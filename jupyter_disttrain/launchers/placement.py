@@ -6,6 +6,7 @@ Does not cover: deciding it (``client.startup.host_placement``), starting anythi
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Placement:
     gpus: dict[str, int] = field(default_factory=dict)  # GPUs that are divided among the ranks of a host, by host
     description: str = ""  # description of the network for the user
     allocated: AllocatedNodes | None = None  # the Slurm allocation
+    folder: str = field(default_factory=os.getcwd)  # in which ranks start, also those that are started later
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> Placement:

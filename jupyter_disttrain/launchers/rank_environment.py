@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ..config.frameworks import HOST_ID, PCI_ORDER, WITH_GPUS, WITHOUT_GPUS
+from ..config.frameworks import PCI_ORDER, WITH_GPUS, WITHOUT_GPUS
 from ..errors import UsageError
 from ..protocol.environment import (
     ADDRESSES,
@@ -143,12 +143,8 @@ def use_report_s(idle_timeout_s: float) -> float:
 
 
 def session_environment(info: RankInfo, run_id: str) -> dict[str, str]:
-    """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all.
-
-    ``{rank}`` in NCCL_HOSTID is replaced with the rank: ranks with different host ids in NCCL may share a GPU.
-    """
-    host_id = os.environ.get(HOST_ID, "")
-    return ({HOST_ID: host_id.replace("{rank}", str(info.rank))} if "{rank}" in host_id else {}) | {
+    """Return torchrun's and Open MPI's variables for one rank; ``run_id`` is the same on all."""
+    return {
         "RANK": str(info.rank),
         "WORLD_SIZE": str(info.world_size),
         "LOCAL_RANK": str(info.local_rank),

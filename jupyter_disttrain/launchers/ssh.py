@@ -9,7 +9,6 @@ again there or on another host.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -35,15 +34,11 @@ def rank_command(environment_file: str, host: str = "", ranks: int = 1) -> list[
     return [*command, *(["--host", host] if host else []), *(["--ranks", str(ranks)] if ranks > 1 else [])]
 
 
-def remote_command(command: Sequence[str], environment: dict[str, str]) -> str:
-    """Return a command for a remote shell, which changes to the notebook's folder."""
-    early = [f"{name}={environment.get(name, os.environ.get(name))}" for name in EARLY if _is_set(name, environment)]
+def remote_command(command: Sequence[str], environment: dict[str, str], folder: str) -> str:
+    """Return a command for a remote shell, which changes to the folder of the ranks."""
+    early = [f"{name}={environment[name]}" for name in EARLY if environment.get(name)]
     # A login shell's set-up is what users configure, and may load modules; its output goes to the launcher's log.
-    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*early, *command])}"
-
-
-def _is_set(name: str, environment: dict[str, str]) -> bool:
-    return bool(environment.get(name, os.environ.get(name)))
+    return f"cd {shlex.quote(folder)} && exec env {shlex.join([*early, *command])}"
 
 
 class RanksOfHost(WithAnyLog):
@@ -62,7 +57,7 @@ class SSHRanks(LocalEngineSetLauncher):
         self.n = n
         started = []
         for name, ranks in self.hosts:
-            command = remote_command(rank_command(self.environment_file, name, ranks), self.environment)
+            command = remote_command(rank_command(self.environment_file, name, ranks), self.environment, self.work_dir)
             launcher = self.launchers[name] = RanksOfHost(
                 work_dir=self.work_dir,
                 parent=self,

@@ -84,6 +84,7 @@ class RankHello(Record):
     host: str
     pid: int
     nanny_pid: int
+    nanny_started: str = ""  # start time: see ``process_table.start_time``
     launch_rank: int | None  # rank according to the launcher; None where it sets none
     mpi: str | None  # the MPI library, None without MPI
     torch: str | None  # the version, None where torch is not used

@@ -297,7 +297,7 @@ class Replay(NannyRequest):
 class Ping(NannyRequest):
     """Reply that the host responds, and which of its nannies have exited: ``gone``."""
 
-    nannies: list[int]  # process IDs
+    nannies: list[tuple[int, str]]  # process IDs and start times
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 PACKAGE = Path(jupyter_disttrain.__file__).parent
 NAME = PACKAGE.name
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "labextension" not in path.parts)
-PLAIN = {"protocol", "config", "errors", "private_files"}  # import each other and the standard library only
+PLAIN = {
+    "protocol",
+    "config",
+    "errors",
+    "private_files",
+    "process_table",
+}  # import each other and the standard library only
 # Allowed imports of each package; ``features`` has its own rules.
 ALLOWED = {
     "sigint": PLAIN,

@@ -32,8 +32,8 @@ def barrier_code(launch: Launch) -> str:
         return "__import__('torch.distributed').distributed.barrier()"  # a cell may have used the name dist
     if not launch.config.has_mpi:
         raise UsageError("these ranks have no process group; start them without --backend none")
-    if launch.mpi_lost:
-        raise UsageError(f"MPI has no world of all ranks: {launch.mpi_lost}; {remedy(launch.config)}")
+    if launch.state.mpi_lost:
+        raise UsageError(f"MPI has no world of all ranks: {launch.state.mpi_lost}; {remedy(launch.config)}")
     return "__import__('mpi4py.MPI').MPI.COMM_WORLD.Barrier()"
 
 

@@ -140,7 +140,9 @@ class HostHeartbeat:
         while self._asked and now - self._asked[0][0] > FORGET_SECONDS:
             self._asked.popleft()[1].cancel()
         nannies = {
-            entry.probe: [each.nanny_pid for each in entries] for entries in by_host.values() for entry in entries
+            entry.probe: [(each.nanny_pid, each.nanny_started) for each in entries]
+            for entries in by_host.values()
+            for entry in entries
         }
         for probe in probes:
             asked = link.request(probe, Ping(nannies=nannies.get(probe, [])))

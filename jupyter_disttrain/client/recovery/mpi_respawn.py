@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from ..startup.job_processes import JobProcesses
     from ..startup.processes import Processes
     from ..startup.rank_table import RankEntry
     from ..transport.link import Link, Message
@@ -42,7 +41,7 @@ class Respawn:
         self,
         link: Link,
         table: Sequence[RankEntry],
-        processes: Processes | JobProcesses,
+        processes: Processes,
         host: str,
         *,
         may_hang: bool = False,

@@ -16,6 +16,7 @@ from ...errors import IrreplaceableError, LaunchError
 from ...launchers.slurm.job_state import UNKNOWN
 from ...protocol.states import RankState
 from ...protocol.time_limits import RESPAWN_SECONDS
+from ..startup.processes import Processes
 from ..startup.rank_table import RankEntry
 from ..startup.registration import killed_nannies
 from .explanations import remedy
@@ -94,14 +95,7 @@ class RankReplacer:
             try:
                 hello, nanny = self._start_one(rank, host)
                 info = replace(old.info, host=hello.host, pid=hello.pid)
-                entry = RankEntry(
-                    info=info,
-                    engine=hello.engine,
-                    nanny=nanny.nanny,
-                    nanny_pid=hello.nanny_pid,
-                    probe=nanny.probe,
-                    launch_host=hello.launch_host or old.launch_host,
-                )
+                entry = RankEntry.of(info, hello, nanny, old.launch_host)
                 asked = [(entry, self._assignment.identify(entry))]
                 entry.take_identity_reply(self._assignment.wait_for_replies(asked, "answer", is_new=True)[0])
             except LaunchError as error:
@@ -134,11 +128,11 @@ class RankReplacer:
     def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: within the MPI job if MPI can be repaired, else beside it."""
         state = self._state
-        assert state.processes is not None
         if state.config.job:
             within = f"no process can be added to a running job of {state.config.job}"
             alone = "" if state.config.backend == "none" else ", but without dist, whose process group needs all ranks"
             raise IrreplaceableError(f"{within}; {GO_ON}{alone}; {remedy(state.config)}")
+        assert isinstance(state.processes, Processes)
         killed = killed_nannies(state.table)
         if state.mpi_heals and killed > 1:  # a new process would start, and wait in MPI_Init forever
             self._lose_mpi("several nannies were killed at the same time, after which Open MPI can't start processes")

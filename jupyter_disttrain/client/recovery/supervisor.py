@@ -218,7 +218,7 @@ class Supervisor:
         """
         with self._changed:
             mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)
-        request = Release(generation=self._launch.generation, forced=forced, mpi=mpi)
+        request = Release(generation=self._launch.state.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
                 future = self._launch.open_link.request(entry.engine, request)

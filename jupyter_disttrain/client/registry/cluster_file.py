@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from jupyter_core.paths import jupyter_runtime_dir
 
 from ...config.cluster import ClusterConfig
@@ -27,6 +26,7 @@ from ...config.slurm import SlurmOptions
 from ...errors import LaunchError, UsageError
 from ...launchers.folders import Folders, answers
 from ...private_files import make_private_below, read_own
+from ...process_table import runs, start_time
 from ...protocol.file_lock import take_lock
 from ...protocol.ranks import RankInfo
 from ..startup.progress import FILE as STARTING
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FILE = "cluster.json"
 VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
-_HERE = "@"  # separates cluster id, host and pid in the name of a job's link
+_HERE = "@"  # separates cluster id, host and process in the name of a job's link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,8 @@ class PresenceFile:
     def __init__(self, profile: Path, cluster_id: str) -> None:
         folder = _folder()
         make_private_below(folder, folder.parent)
-        self._path = folder / f"{cluster_id}{_HERE}{socket.gethostname()}{_HERE}{os.getpid()}"
+        process = f"{os.getpid()}-{start_time(os.getpid())}"
+        self._path = folder / f"{cluster_id}{_HERE}{socket.gethostname()}{_HERE}{process}"
         self._path.unlink(missing_ok=True)
         self._path.symlink_to(profile)
 
@@ -243,9 +244,10 @@ def _is_forgotten(link: Path) -> bool:
 
     Hosts that share a home directory see each other's links, but can't check each other's processes.
     """
-    cluster_and_host, _, pid = link.name.rpartition(_HERE)
+    cluster_and_host, _, process = link.name.rpartition(_HERE)
     host = cluster_and_host.rpartition(_HERE)[2]
-    if host != socket.gethostname() or not pid.isdigit() or psutil.pid_exists(int(pid)):
+    pid, _, started = process.partition("-")
+    if host != socket.gethostname() or not pid.isdigit() or runs(int(pid), started):
         return False
     link.unlink(missing_ok=True)
     return True

@@ -20,6 +20,7 @@ from ...errors import LaunchError
 from ...launchers.folders import Folders
 from ...launchers.mpi_shared_memory import scarce_shared_memory
 from ...private_files import read_own
+from ...process_table import runs
 from ...protocol.messages import RankDeath
 from ...protocol.ranks import counted
 from ...protocol.requests import End
@@ -40,13 +41,12 @@ from .job_processes import JobProcesses
 from .processes import Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
-from .registration import Registration, as_message, is_here, runs, unreported_deaths
+from .registration import Registration, as_message, is_here, unreported_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ...config.cluster import ClusterConfig
-    from ...launchers.placement import Placement
     from ..recovery.collective_steps import Steps
     from ..registry.cluster_file import ClusterFile
     from .rank_table import RankEntry
@@ -97,8 +97,8 @@ class Launch:
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
         if there:
             self._taken.callback(self.folders.remove)
-            if self.placement.allocated is not None:
-                self._taken.callback(self.placement.allocated.release)
+            if self.state.placement.allocated is not None:
+                self._taken.callback(self.state.placement.allocated.release)
 
     # The state that others read
 
@@ -113,44 +113,14 @@ class Launch:
         return self.state.folders
 
     @property
-    def placement(self) -> Placement:
-        """The hosts and the network of the ranks; available once it is decided."""
-        return self.state.placement
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the placement of the ranks is decided."""
-        return self.state.is_decided
-
-    @property
-    def started_s(self) -> float:
-        """When the cluster was started, in seconds since the epoch."""
-        return self.state.started_s
-
-    @property
     def table(self) -> list[RankEntry]:
         """The ranks."""
         return self.state.table
 
     @property
-    def generation(self) -> int:
-        """The number of times the process group was formed."""
-        return self.state.generation
-
-    @property
     def steps(self) -> Steps:
         """The collectives that each rank has called."""
         return self.state.steps
-
-    @property
-    def mpi_lost(self) -> str:
-        """Why MPI has no world of all ranks; empty if it has."""
-        return self.state.mpi_lost
-
-    @property
-    def note_of_devices(self) -> str:
-        """Why ranks use the CPU although there is an accelerator; empty if there is nothing to report."""
-        return self.state.note_of_devices
 
     @property
     def lost_because(self) -> str:
@@ -182,10 +152,8 @@ class Launch:
     def _mpiexec_was_killed(self) -> bool:
         return self.state.processes is not None and self.state.processes.mpiexec_was_killed
 
-    def _make_processes(self) -> Processes | JobProcesses:
+    def _make_processes(self) -> Processes:
         state = self.state
-        if state.config.job:
-            return JobProcesses(state.config, state.folders.profile)
         return Processes(state.config, state.folders, state.n, state.gpus, self._births, placement=state.placement)
 
     def decide(self) -> None:
@@ -266,7 +234,10 @@ class Launch:
         self.state.is_observer = observer
         if not observer:
             self._lease = Lease(self.folders.profile)
-        self.state.processes = self._make_processes()
+        if self.config.job:
+            self.state.processes = JobProcesses(self.config, self.folders.profile)
+        else:
+            self.state.processes = self._make_processes()
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if observer else self.folders.cluster_id
         )
@@ -345,8 +316,9 @@ class Launch:
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None:
             tunnel.beat()
-        if self.placement.hosts and self.link is not None and self.state.is_started and not self.state.is_observer:
-            self._heartbeat.turn(self.link, self.table)
+        state = self.state
+        if state.placement.hosts and state.link is not None and state.is_started and not state.is_observer:
+            self._heartbeat.turn(state.link, state.table)
 
     def _on_cut(self, silent_s: float) -> None:
         """Detach from the ranks of a job and let them run: a notebook that loses its network must not end them."""
@@ -376,12 +348,13 @@ class Launch:
 
     def stop(self) -> None:
         """End every process and remove temporary state; a second call does nothing."""
-        if not self.is_decided:
+        if not self.state.is_decided:
             self._give_back()
             return
         link, self.state.link = self.link, None
         processes, self.state.processes = self.state.processes, None
-        nannies = [entry.nanny_pid for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
+        here = [entry for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
+        nannies = [(entry.nanny_pid, entry.nanny_started) for entry in here]
         try:
             if link is not None:
                 self._end_ranks(link)
@@ -391,7 +364,7 @@ class Launch:
                 is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
                 is_reachable = is_reachable and not self._heartbeat.lost_hosts
                 until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
-                while time.monotonic() < until and any(map(runs, nannies)):  # ranks may outlive a killed mpiexec
+                while time.monotonic() < until and any(runs(*nanny) for nanny in nannies):  # they may outlive mpiexec
                     time.sleep(PROCESSES_POLL_SECONDS)
                 processes.end(max(0.0, until - time.monotonic()))
         finally:  # also after an interrupt

@@ -63,7 +63,7 @@ class Processes:
         self._config, self._placement = config, placement
         self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
         self._is_joined = bool(births)
-        self._environment = rank_environment(config, folders, n, gpus, placement)
+        self._gpus = gpus
         self._allocated = placement.allocated
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
         in_allocation = self._allocated is not None and not self._allocated.is_own
@@ -109,29 +109,26 @@ class Processes:
             listen=self._placement.listen,
             ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
         )
+        own = rank_environment(self._config, self._folders, self._n, self._gpus, self._placement)
         places = [(host.name, host.slots) for host in self._placement.hosts]
-        _outside_loop(start_engines, self._n, **self._options(places))
-
-    def _options(self, places: list[tuple[str, int | None]], **changed: str) -> dict[str, Any]:
-        """Return the launcher's options; for ranks on other hosts, write the environment into a file."""
-        if not places:
-            return {"environment": self._environment | changed}
-        file = self._folders.environment_file
-        if changed:  # a later process gets the first ranks' environment, also from a notebook that joined since
-            environment = json.loads(file.read_text()) | changed
-            file = file.with_suffix(".local.json")
-        else:
-            environment = forwarded(os.environ, self._config.forward) | self._environment
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-            json.dump(environment, opened)
-        # Changes by -x to variables that must be set before the file is read.
-        early = {name: environment[name] for name in EARLY if environment.get(name) not in (None, os.environ.get(name))}
-        options: dict[str, Any] = {"environment_file": str(file), "environment": early | self._environment | changed}
-        if self._config.has_mpi and not changed:
+        environment = (forwarded(os.environ, self._config.forward) if places else dict(os.environ)) | own
+        # Ranks that are started later, also by a notebook that joins, get this environment and not their notebook's.
+        _write_private(self._folders.environment_file, environment)
+        options = self._options(self._folders.environment_file, environment, places)
+        if places:  # where the ranks are, the rest is read from the file
+            options["environment"] = {name: environment[name] for name in EARLY if environment.get(name)} | own
+        if places and self._config.has_mpi:
             options["network"] = self._placement.network
+        _outside_loop(start_engines, self._n, **options)
+
+    def _options(self, file: Path, environment: dict[str, str], places: list[tuple[str, int | None]]) -> dict[str, Any]:
+        """Return the launcher's options; ``file`` has the environment of ranks on other hosts."""
+        options: dict[str, Any] = {"environment": environment, "work_dir": self._placement.folder}
+        if places:
+            options["environment_file"] = str(file)
         if self._allocated is not None:
             return options | {"allocated": self._allocated}
-        return options | {"hosts": places, "ssh": split_command(self._config.ssh)}
+        return options | ({"hosts": places, "ssh": split_command(self._config.ssh)} if places else {})
 
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
         """Start a process for one rank outside the MPI job, which can't grow once it runs.
@@ -150,12 +147,18 @@ class Processes:
         """
         before = self._cluster.engine_launcher_class
         self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._allocated else "ssh" if host else "local"]
-        changed = {LAUNCHER: "local"}
-        options = self._options([(host, 1)] if host else [], **changed)
+        file = self._folders.environment_file
+        environment = json.loads(file.read_text()) | {LAUNCHER: "local"}
+        if host:
+            file = file.with_suffix(".local.json")
+            _write_private(file, environment)
+        options = self._options(file, environment, [(host, 1)] if host else [])
         options |= {"host": host} if self._allocated else {}
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
             _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, **options)
+        except FileNotFoundError as error:  # of the folder, which may have been removed since the start
+            raise LaunchError(f"no process could be started: {error.strerror}: {error.filename}") from error
         finally:
             self._cluster.engine_launcher_class = before
         engines = self._cluster.engines[set_id]
@@ -307,6 +310,11 @@ class Processes:
             if process is not None:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
                     yield from process.children(recursive=True)
+
+
+def _write_private(file: Path, content: dict[str, str]) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        json.dump(content, opened)
 
 
 def _is_rank(process: psutil.Process) -> bool:

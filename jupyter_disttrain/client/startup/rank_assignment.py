@@ -61,15 +61,7 @@ class RankAssignment:
         """Send each rank its identity, and have all ranks form the process group."""
         state = self._state
         state.table[:] = [
-            RankEntry(
-                info=info,
-                engine=hello.engine,
-                nanny=nanny.nanny,
-                nanny_pid=hello.nanny_pid,
-                probe=nanny.probe,
-                launch_host=hello.launch_host or state.placement.host_of(info.rank),
-            )
-            for info, hello, nanny in entries
+            RankEntry.of(info, hello, nanny, state.placement.host_of(info.rank)) for info, hello, nanny in entries
         ]
         asked = [(entry, self.identify(entry)) for entry in state.table]
         for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
@@ -136,7 +128,10 @@ class RankAssignment:
             reports[entry.info.rank] = content
         state.mpi_revoked = False
         state.steps.formed(reports, group)
-        return self.form() if state.mpi_lost != request.mpi_lost else lost  # again, so that all ranks get `mpi_lost`
+        if state.mpi_lost != request.mpi_lost:  # again, so that all ranks get `mpi_lost`
+            for line, ranks in self.form().items():
+                lost[line] = sorted({*lost.get(line, []), *ranks})
+        return lost
 
     def wait_for_replies(
         self, asked: Sequence[tuple[RankEntry, Future[Message]]], what: str, *, is_new: bool = False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from concurrent.futures import Future
 
-    from ...protocol.messages import RankHello
+    from ...protocol.messages import NannyHello, RankHello
     from ..transport.link import Message
 
 
@@ -39,6 +39,7 @@ class RankEntry:
     engine: str = _kept()
     nanny: str = _kept()
     nanny_pid: int = _kept()
+    nanny_started: str = _kept(default="")  # its start time: a later process may have the same pid
     probe: str = _kept(default="")  # the nanny's socket for checks that its host can be reached
     launch_host: str = _kept(default="")  # the launcher's name for its host; empty for the notebook's own host
     state: RankState = RankState.IDLE
@@ -54,6 +55,19 @@ class RankEntry:
     failure: str = ""  # the error that this cell ended with
     forming: Future[Message] | None = None  # its reply once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
+
+    @classmethod
+    def of(cls, info: RankInfo, hello: RankHello, nanny: NannyHello, launch_host: str) -> RankEntry:
+        """Return the entry of a process that has become a rank; ``launch_host``: where its hello names none."""
+        return cls(
+            info=info,
+            engine=hello.engine,
+            nanny=nanny.nanny,
+            nanny_pid=hello.nanny_pid,
+            nanny_started=hello.nanny_started,
+            probe=nanny.probe,
+            launch_host=hello.launch_host or launch_host,
+        )
 
     def take_identity_reply(self, reply: Mapping[str, Any]) -> None:
         """Take the rank's reply to its identity."""

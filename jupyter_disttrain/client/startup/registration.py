@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
+from ...process_table import runs
 from ...protocol.messages import NannyHello, RankDeath, RankHello
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello, End
@@ -231,7 +232,7 @@ def unreported_deaths(table: Sequence[RankEntry]) -> Iterator[RankDeath]:
         info = entry.info
         if entry.state == RankState.DEAD:
             continue  # keep the count for ``killed_nannies``
-        if not is_here(entry) or runs(entry.nanny_pid):
+        if not is_here(entry) or runs(entry.nanny_pid, entry.nanny_started):
             entry.nanny_missed = 0
             continue
         entry.nanny_missed += 1
@@ -245,16 +246,6 @@ def killed_nannies(table: Sequence[RankEntry]) -> int:
     A nanny that has reported its rank's death ends as well, and is missing at one check at most.
     """
     return sum(entry.nanny_missed > 1 for entry in table)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        # The same check as psutil's, which takes five times as long; it runs twice a second for each rank.
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 def as_message(death: RankDeath) -> Message:

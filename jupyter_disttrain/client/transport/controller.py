@@ -22,7 +22,6 @@ import ctypes
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import threading
@@ -30,17 +29,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import zmq
 from ipyparallel.controller.app import IPController
 from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, Float, Integer, Unicode, observe
 
 from ...launchers.folders import remove_folder
+from ...process_table import wait_for_end
 from ...protocol.connection_file import remove_own
 from ...protocol.controller_args import RANK_ENDED
 from ...protocol.messages import USED_TOPIC
-from ...protocol.time_limits import OWNER_SECONDS, RANK_CHECK_MS
+from ...protocol.time_limits import RANK_CHECK_MS
 from .rank_watch import RankWatch, has_connection
 
 
@@ -110,7 +109,7 @@ class DisttrainController(IPController):
                 remove_folder(Path(folder))
 
     def _follow_owner(self) -> None:
-        _wait_for_end(self.owner_pid)
+        wait_for_end(self.owner_pid)
         self.log.warning("process %s, which owned this cluster, has ended", self.owner_pid)
         # On the loop, because it runs only once every child has been started.
         self.loop.add_callback(self._end)
@@ -136,19 +135,6 @@ class DisttrainController(IPController):
     def _end(self) -> None:
         self.terminate_children()
         self.loop.stop()
-
-
-def _wait_for_end(pid: int) -> None:
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return  # the owner ended while this process started
-    except (AttributeError, OSError):
-        # An old Linux kernel, or a Python built for one, such as conda's, has no pidfd_open.
-        while psutil.pid_exists(pid):
-            time.sleep(OWNER_SECONDS)
-    else:
-        select.select([process], [], [])
 
 
 def _die_with_parent() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...client.registry.cluster_file import ClusterFile, Lease
 from ...client.startup.gpus import devices_of_job
+from ...client.startup.job_processes import JobProcesses
 from ...client.startup.launch import Launch
 from ...client.startup.rank_table import decide, with_unique_hosts
 from ...client.transport.ssh_tunnel import Tunnel, split, tunnel_of
@@ -207,7 +208,7 @@ class JobLaunch(Launch):
         UsageError
             If another notebook has just joined the job.
         """
-        self.state.processes = self._make_processes()
+        self.state.processes = JobProcesses(self.config, self.folders.profile)
         try:
             self._lease = Lease(self.folders.profile)
         except BlockingIOError as error:

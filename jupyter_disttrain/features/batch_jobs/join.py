@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.frameworks import PCI_ORDER
 from ...errors import LaunchError, UsageError
 from ...private_files import check_private, read_own
+from ...process_table import wait_for_end
 from ...protocol.connection_file import JobFile, JobTrace, check_beside, package_version, remove_own
 from ...protocol.controller_args import RANK_ENDED, choose_ports, controller_arguments
 from ...protocol.environment import (
@@ -50,7 +52,7 @@ from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_PO
 from ...rank.startup.connection import CHANNELS, Connection
 from ...rank.startup.host_dir import make_private
 from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
-from .launcher_env import Launched, interface_towards, network_of, own_address
+from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
 
 if TYPE_CHECKING:
     from ...rank.startup.startup_args import Setup
@@ -63,10 +65,15 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class ControllerGuard:
-    """Wait for a job's rank 0 and its controller, and remove their files."""
+    """Wait for a job's rank 0 and its controller, and remove their files; end the job if its launcher is killed."""
 
     def __init__(self, controller: subprocess.Popen[bytes], job_file: JobFile, path: Path) -> None:
         self._controller, self._job_file, self._path = controller, job_file, path
+        self._launcher = launcher_process(job_file.launcher)
+
+    def _follow_launcher(self, launcher: int) -> None:
+        wait_for_end(launcher)
+        self._controller.terminate()  # the nannies of all hosts see its end, and end their ranks
 
     def stay(self, nanny: int) -> None:
         """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
@@ -80,6 +87,8 @@ class ControllerGuard:
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, pass_on)
+        if self._launcher is not None:
+            threading.Thread(target=self._follow_launcher, args=(self._launcher,), daemon=True).start()
         os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
         nannies.clear()  # before the pid can be reused: pass_on must not signal another process
         os.waitpid(nanny, 0)
@@ -97,7 +106,7 @@ def join(setup: Setup) -> ControllerGuard | None:
 
     Returns
     -------
-    Keeper
+    ControllerGuard
         In the first process; None in the others.
 
     Raises

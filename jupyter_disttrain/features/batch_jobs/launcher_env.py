@@ -36,6 +36,12 @@ _JOBS = {
     "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
 }
 AZURE = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # rank 0's address, e.g. "10.0.0.4:6000"
+# Names of the process that starts a job's processes on a host; torchrun's may have any.
+_PROCESSES = {
+    "mpirun": ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra_pmi_proxy"),
+    "srun": ("slurmstepd",),
+}
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish")  # a job may start its ranks with a script
 _NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" means two on each of three hosts
 _SOMEWHERE = "203.0.113.1", 9  # in a network reserved for documentation; nothing is sent there
 
@@ -78,6 +84,15 @@ class Launched:
         )
 
 
+def launcher_process(launcher: str, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the pid of the launcher's process on this host; None if a user has set torchrun's variables by hand."""
+    if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    above = [(each.pid, each.name()) for each in psutil.Process().parents()]
+    known = [pid for pid, name in above if name in _PROCESSES.get(launcher, ())]
+    return next(iter([*known, *(pid for pid, name in above if name not in _SHELLS)]), None)
+
+
 def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the address at which others reach this host, which is rank 0's.
 
@@ -114,15 +129,14 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
 
 def network_of(address: str) -> str:
     """Return the network of an address of this host, e.g. ``"10.1.0.0/16"``."""
-    for each in _by_interface(address).values():
-        return str(ipaddress.ip_interface(f"{address}/{each}").network)
-    return f"{address}/32"
+    every = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    mask = next((each.netmask for each in every if each.address == address), 32)
+    return str(ipaddress.ip_interface(f"{address}/{mask}").network)
 
 
 def interface_towards(address: str) -> str:
     """Return the name of this host's interface that reaches an address; empty if unknown."""
-    source = _source_towards(address, 9)
-    return next(iter(_by_interface(source)), "") if source else ""
+    return _addresses().get(_source_towards(address, 9), "")
 
 
 def _on_interface(interface: str, own: Mapping[str, str]) -> str:
@@ -147,15 +161,6 @@ def _addresses() -> dict[str, str]:
         for name, addresses in psutil.net_if_addrs().items()
         for each in addresses
         if each.family == socket.AF_INET
-    }
-
-
-def _by_interface(address: str) -> dict[str, str]:
-    return {
-        name: str(each.netmask)
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.address == address
     }
 
 

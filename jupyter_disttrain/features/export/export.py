@@ -8,6 +8,7 @@ Does not cover: a cell's text (``cells``), the script's frame (``template``), th
 from __future__ import annotations
 
 import ast
+import io
 import os
 import pickle
 from dataclasses import dataclass
@@ -236,14 +237,28 @@ def _check_portable(name: str, value: Any) -> None:
     """Raise an error for a value that a script can't unpickle."""
     try:
         data = pickle.dumps(value)
+        _Portable(io.BytesIO(data), name).load()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"{name} was pushed and can't be saved beside the script ({error}); create it in a cell"
         ) from None
-    if b"__main__" in data:
-        raise UsageError(
-            f"{name} was pushed and uses a class of the notebook, which a script does not have; create it in a cell"
-        )
+
+
+class _Portable(pickle.Unpickler):
+    """Refuse the classes and functions of the notebook."""
+
+    def __init__(self, file: io.BytesIO, name: str) -> None:
+        super().__init__(file)
+        self._name = name
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or function, unless it is the notebook's."""
+        if module == "__main__":
+            raise UsageError(
+                f"{self._name} was pushed and uses {name} of the notebook, which a script does not have; create it in "
+                "a cell"
+            )
+        return super().find_class(module, name)
 
 
 def _literal(value: Any) -> str | None:

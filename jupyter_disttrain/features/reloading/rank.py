@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import socket
 import sys
 import traceback
 from contextlib import suppress
@@ -80,7 +82,8 @@ class LocalModules:
                     "link with a folder"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f".{path.name}.new")
+            # Another rank may write the same file on a file system that hosts share.
+            new = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.new")
             new.write_bytes(content)
             new.replace(path)  # atomic: a rank that imports it now reads the old or the new file
 

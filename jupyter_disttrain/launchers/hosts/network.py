@@ -48,10 +48,6 @@ class Network:
     cidr: str
     nodes: tuple[NodeNetwork, ...]  # in the order of the hosts
 
-    def node(self, name: str) -> NodeNetwork:
-        """Return the entry of that host."""
-        return next(node for node in self.nodes if node.name == name)
-
     @property
     def has_infiniband(self) -> bool:
         """Whether every host has an active InfiniBand port."""
@@ -98,26 +94,20 @@ def choose_network(
     )
 
 
-def environment_for(network: Network, host: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that restrict the libraries to the network on one host.
+def device_environment(network: Network, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that restrict NCCL and UCX to devices that all hosts have, unless the user has set them.
 
-    Parameters
-    ----------
-    environment
-        Variables the user has set, which are left unchanged; None: this process's environment.
+    Ranks find their interfaces themselves: their names may differ between hosts.
     """
-    node, given = network.node(host), os.environ if environment is None else environment
-    wanted = {
-        "GLOO_SOCKET_IFNAME": node.interface,
-        "TP_SOCKET_IFNAME": node.interface,
-        # Without "=", NCCL takes the name as a prefix: eth1 would match eth10.
-        "NCCL_SOCKET_IFNAME": f"={node.interface}",
-    }
-    if network.has_infiniband:
-        wanted["NCCL_IB_HCA"] = f"={','.join(node.infiniband)}"
-        wanted["UCX_NET_DEVICES"] = ",".join([*node.infiniband, node.interface])
-    elif not any(each.infiniband or each.other_rdma for each in network.nodes):
-        wanted["UCX_NET_DEVICES"] = node.interface  # else UCX finds faster devices by itself
+    first = network.nodes[0]
+    same_interface = len({node.interface for node in network.nodes}) == 1
+    wanted = {}
+    if network.has_infiniband and len({node.infiniband for node in network.nodes}) == 1:
+        wanted["NCCL_IB_HCA"] = f"={','.join(first.infiniband)}"
+        if same_interface:
+            wanted["UCX_NET_DEVICES"] = ",".join([*first.infiniband, first.interface])
+    elif same_interface and not any(node.infiniband or node.other_rdma for node in network.nodes):
+        wanted["UCX_NET_DEVICES"] = first.interface  # else UCX finds faster devices by itself
     return {name: value for name, value in wanted.items() if name not in given}
 
 
@@ -136,30 +126,29 @@ def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, st
 
 def describe(network: Network) -> str:
     """Describe the network in one line."""
-    interfaces = _by_value({node.name: node.interface for node in network.nodes})
-    names = next(iter(interfaces)) if len(interfaces) == 1 else ""
-    names = names or ", ".join(f"{name} on {', '.join(hosts)}" for name, hosts in interfaces.items())
-    with_it = [node for node in network.nodes if node.infiniband]
-    if not with_it:
-        return f"network {network.cidr} ({names})"
-    devices = _by_value({node.name: ", ".join(_devices(node)) for node in with_it})
-    if network.has_infiniband and len(devices) == 1:
-        where = "on all nodes" if len(network.nodes) > 1 else f"on {network.nodes[0].name}"
-        return f"network {network.cidr} ({names}), InfiniBand {next(iter(devices))} {where}"
-    names = ", ".join(f"{device} on {', '.join(hosts)}" for device, hosts in devices.items())
-    unused = "" if network.has_infiniband else ", not used: not every node has it"
-    return f"network {network.cidr} ({names}), InfiniBand {names}{unused}"
+    interfaces = {node.name: node.interface for node in network.nodes}
+    same = len(set(interfaces.values())) == 1
+    text = f"network {network.cidr} ({network.nodes[0].interface if same else _by_host(interfaces)})"
+    devices = {node.name: ", ".join(_devices(node)) for node in network.nodes if node.infiniband}
+    if not devices:
+        return text
+    if not network.has_infiniband:
+        return f"{text}, InfiniBand {_by_host(devices)}, not used: not every node has it"
+    if len(network.nodes) > 1 and len(set(devices.values())) == 1:
+        return f"{text}, InfiniBand {next(iter(devices.values()))} on all nodes"
+    return f"{text}, InfiniBand {_by_host(devices)}"
 
 
 def _devices(node: NodeNetwork) -> list[str]:
     return list(dict.fromkeys(port.partition(":")[0] for port in node.infiniband))
 
 
-def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    turned: dict[str, list[str]] = {}
-    for name, value in values.items():
-        turned.setdefault(value, []).append(name)
-    return turned
+def _by_host(values: Mapping[str, str]) -> str:
+    """Return e.g. "eth0 on a, b, ens7 on c"."""
+    hosts: dict[str, list[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(value, []).append(host)
+    return ", ".join(f"{value} on {', '.join(names)}" for value, names in hosts.items())
 
 
 def _node(host: HostReport, address: Address) -> NodeNetwork:

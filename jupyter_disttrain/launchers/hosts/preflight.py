@@ -14,7 +14,7 @@ from ...errors import LaunchError
 from ...protocol.time_limits import MOST_CLOCK_SECONDS
 from ..placement import Placement
 from ..slurm.srun_errors import explain_step
-from .network import choose_network, describe, environment_for
+from .network import choose_network, describe, device_environment
 from .probe_runner import CLIENT
 from .report import own_addresses
 from .ssh_errors import explain, fill_in
@@ -268,7 +268,7 @@ def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str,
         listen=network.client_address,
         network=network.cidr,
         addresses={node.name: node.address for node in network.nodes},
-        variables=_infiniband(network, reports[0].name),
+        variables=device_environment(network),
         description="; ".join([describe(network), *notes]),
     )
 
@@ -287,13 +287,3 @@ def check_version(network: Network, launcher: str) -> None:
             f"the hosts would communicate over {network.cidr}, and {needs} IPv4; start without MPI (--launcher ssh), "
             "or name an IPv4 network that all hosts are in, e.g. --interface 10.1.0.0/16"
         )
-
-
-def _infiniband(network: Network, host: str) -> dict[str, str]:
-    """Return the variables that restrict NCCL and UCX to devices that all hosts have; ranks find their interfaces."""
-    same = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-    given = environment_for(network, host)
-    others = [environment_for(network, node.name) for node in network.nodes]
-    return {
-        name: given[name] for name in same if name in given and all(each.get(name) == given[name] for each in others)
-    }

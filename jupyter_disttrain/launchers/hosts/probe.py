@@ -226,8 +226,6 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
 
 
 def _port(folder: Path) -> dict[str, Any]:
-    device = folder.parent.parent
-
     def read(name: str) -> str:
         try:
             return (folder / name).read_text().strip()
@@ -235,12 +233,10 @@ def _port(folder: Path) -> dict[str, Any]:
             return ""
 
     return {
-        "device": device.name,
+        "device": folder.parent.parent.name,
         "port": int(folder.name),
         "active": read("state").endswith("ACTIVE"),  # "4: ACTIVE"
         "link_layer": read("link_layer"),  # "InfiniBand", or "Ethernet" for RoCE
-        "rate": read("rate"),  # "100 Gb/sec (4X EDR)"
-        "interfaces": sorted(path.name for path in (device / "device" / "net").glob("*")),
     }
 
 

@@ -81,16 +81,8 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -
 def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
     """Query all hosts at once, as :func:`survey` does, by another command than ssh.
 
-    Parameters
-    ----------
-    way
-        Returns the command that runs another one on a host, with its input and output connected to this process.
-    hosts
-        The hosts, as ``way`` takes them.
-    wanted
-        What the hosts are asked for.
-    reached
-        The address at which ``way`` reaches a host, by host, for hosts that can't report it themselves.
+    ``way`` returns the command that runs another one on a host, with its input and output connected to this process;
+    ``reached`` has the address at which it reaches a host, by host, for hosts that can't report it themselves.
     """
     talks: list[_Talk] = []
     try:
@@ -101,15 +93,12 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached:
                     talks.append(_Talk(host, way, wanted))
                 talks[-1].begin(request)
             _receive_all(talks, wanted.limit_s)
-        reports = [_at(talk.report(), reached.get(talk.host)) for talk in talks]
+        reports = [talk.report() for talk in talks]
+        reports = [replace(each, ssh_address=reached.get(each.name, each.ssh_address)) for each in reports]
         return _who_reaches_whom(talks, reports, wanted)
     finally:
         with deferred_interrupts():
             _end(talks)
-
-
-def _at(report: HostReport, address: str | None) -> HostReport:
-    return report if address is None else replace(report, ssh_address=address)
 
 
 def _request(wanted: HostRequirements, nonce: str) -> dict[str, Any]:
@@ -153,7 +142,10 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
         return reports  # choosing the network again later reports the error
     addresses = {node.name: node.address for node in network.nodes}
     inside = {talk.host: talk for talk in talks if talk.host in addresses}
-    ports = {host: answer.get("port", 0) for host, answer in _ask_each(inside, addresses, wanted).items()}
+    for host, talk in inside.items():
+        talk.ask({"ask": "listen", "address": addresses[host]})
+    _receive_all(list(inside.values()), wanted.limit_s)
+    ports = {host: (talk.answer or {}).get("port", 0) for host, talk in inside.items()}
     targets = {host: (addresses[host], port) for host, port in ports.items() if port}
     with _listener(network.client_address) as targets[CLIENT]:
         named = {host: [name for name in targets if name != host] for host in ports if ports[host]}
@@ -173,16 +165,6 @@ def _who_reaches_whom(talks: Sequence[_Talk], reports: list[HostReport], wanted:
         else report
         for report in reports
     ]
-
-
-def _ask_each(
-    inside: Mapping[str, _Talk], addresses: Mapping[str, str], wanted: HostRequirements
-) -> dict[str, dict[str, Any]]:
-    """Ask each host to listen on its address, and return the replies."""
-    for host, talk in inside.items():
-        talk.ask({"ask": "listen", "address": addresses[host]})
-    _receive_all(list(inside.values()), wanted.limit_s)
-    return {host: talk.answer or {} for host, talk in inside.items()}
 
 
 def _outcome(talk: _Talk, names: Sequence[str]) -> dict[str, Any]:

@@ -41,8 +41,6 @@ class Port:
     port: int
     active: bool
     link_layer: str  # "InfiniBand", or "Ethernet" for RoCE
-    rate: str = ""  # as the kernel reports it: "100 Gb/sec (4X EDR)"
-    interfaces: tuple[str, ...] = ()  # for IP over this port, e.g. "ib0"
 
     @property
     def name(self) -> str:
@@ -155,9 +153,7 @@ def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostRepor
     known = dict(answer)
     ssh = known.pop("ssh")
     known["addresses"] = tuple(Address(**each) for each in known["addresses"])
-    known["infiniband"] = tuple(
-        Port(**{**each, "interfaces": tuple(each["interfaces"])}) for each in known["infiniband"]
-    )
+    known["infiniband"] = tuple(Port(**each) for each in known["infiniband"])
     ahead_s = known.pop("time_s") - now_s
     return HostReport(name=name, ssh_address=_server(ssh), clock_ahead_s=ahead_s, **known)
 

@@ -28,39 +28,31 @@ _ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
 _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
 
 
-class Starter:
-    """Start-up shared by both launchers of all ranks; mpirun was checked to be Open MPI's before the job."""
-
-    def __init__(
-        self, allocated: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str
-    ) -> None:
-        self.heals = False
-        self.command = [*_ON_NODE, *rank_command(environment_file)]
-        self.mpirun: list[str] = []
-        self.exports = {name: environment[name] for name in EARLY if name in environment}
-        if allocated.starts_with == "mpirun":
-            # MPIRanks has the settings of Open MPI over a network, and its version.
-            mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
-            self.heals = mpi.heals
-            variables = mpi.get_env()
-            self.exports |= {name: value for name, value in variables.items() if name.startswith(_FOR_MPIRUN)}
-            exported = [argument for name in (MPI_HEALS, *EARLY) if name in self.exports for argument in ("-x", name)]
-            self.mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if self.heals else []), *exported]
-
-    def write(self, allocated: AllocatedNodes) -> None:
-        """Write the script that starts the ranks, atomically: a job waits for it."""
-        script = StartScript(
-            nodes=len(allocated.nodes),
-            per_node=allocated.per_node,
-            command=tuple(self.command),
-            environment=self.exports,
-            mpirun=tuple(self.mpirun),
-        ).render()
-        half = Path(f"{allocated.start_file}.half")
-        with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-            opened.write(script)
-        half.rename(allocated.start_file)
-        relieve(allocated.job_id)  # from here on the job ends with its ranks, and those with the controller
+def write_script(allocated: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str) -> bool:
+    """Write the script that starts all ranks, atomically: a job waits for it. Returns whether MPI can be repaired."""
+    exports = {name: environment[name] for name in EARLY if name in environment}
+    mpirun: list[str] = []
+    heals = False
+    if allocated.starts_with == "mpirun":  # it was checked to be Open MPI's before the job
+        # MPIRanks has the settings of Open MPI over a network, and its version.
+        mpi = MPIRanks(hosts=[("", 0)], network=network, environment=environment)
+        heals = mpi.heals
+        exports |= {name: value for name, value in mpi.get_env().items() if name.startswith(_FOR_MPIRUN)}
+        exported = [argument for name in (MPI_HEALS, *EARLY) if name in exports for argument in ("-x", name)]
+        mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if heals else []), *exported]
+    script = StartScript(
+        nodes=len(allocated.nodes),
+        per_node=allocated.per_node,
+        command=(*_ON_NODE, *rank_command(environment_file)),
+        environment=exports,
+        mpirun=tuple(mpirun),
+    ).render()
+    half = Path(f"{allocated.start_file}.half")
+    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        opened.write(script)
+    half.rename(allocated.start_file)
+    relieve(allocated.job_id)  # from here on the job ends with its ranks, and those with the controller
+    return heals
 
 
 class JobRanks(EngineLauncher):
@@ -69,12 +61,11 @@ class JobRanks(EngineLauncher):
     allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
+    heals = False
     process = None  # there is no local process; other launchers have one
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._starter = Starter(self.allocated, self.environment, self.environment_file, self.network)
-        self.heals = self._starter.heals
         self.poller = Poller(self.allocated.job)
 
     def find_args(self) -> list[str]:
@@ -84,7 +75,7 @@ class JobRanks(EngineLauncher):
     def start(self, n: int) -> Any:
         """Let the job start the ranks: it waits for the script."""
         self.n = n
-        self._starter.write(self.allocated)
+        self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
         self.notify_start(self.allocated.job_id)
         return self.allocated.job_id
 
@@ -122,11 +113,7 @@ class AllocationRanks(OneProcess, EngineLauncher):
     allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._starter = Starter(self.allocated, self.environment, self.environment_file, self.network)
-        self.heals = self._starter.heals
+    heals = False
 
     def find_args(self) -> list[str]:
         """Return the command that starts all of them."""
@@ -135,7 +122,7 @@ class AllocationRanks(OneProcess, EngineLauncher):
     def start(self, n: int) -> Any:
         """Start the ranks."""
         self.n = n
-        self._starter.write(self.allocated)
+        self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
         return super().start()
 
     def get_env(self) -> dict[str, str]:
@@ -161,4 +148,4 @@ class StepRank(OneProcess, EngineLauncher):
 
     def get_env(self) -> dict[str, str]:
         """Return the variables that Python itself reads; the others are in a file that the command names."""
-        return {name: self.environment[name] for name in EARLY if name in self.environment}
+        return {name: self.environment.get(name, "") for name in EARLY}

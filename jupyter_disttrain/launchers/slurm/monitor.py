@@ -22,8 +22,6 @@ from ...protocol.time_limits import (
 from .texts import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .job import SlurmJob
     from .job_state import JobState
 
@@ -37,16 +35,9 @@ class Notice:
 
 
 class Watcher:
-    """Decide which notices follow from a job's successive states.
+    """Decide which notices follow from a job's successive states."""
 
-    Parameters
-    ----------
-    warn_at_s
-        How long before the time limit to warn, in seconds, the longest first.
-    """
-
-    def __init__(self, warn_at_s: tuple[float, ...] = WARN_AT_SECONDS) -> None:
-        self._warn_at_s = warn_at_s
+    def __init__(self) -> None:
         self._ran: JobState | None = None  # the last state in which it ran
         self._is_over = False
         self._warned_s: float | None = None  # the shortest warning time used so far
@@ -54,21 +45,8 @@ class Watcher:
         self._silent_since_s: float | None = None
         self._reported_silence = False
 
-    @property
-    def ran(self) -> JobState | None:
-        """The last state in which it ran; None if it never did."""
-        return self._ran
-
     def look(self, state: JobState, now_s: float) -> list[Notice]:
-        """Return the notices that are due.
-
-        Parameters
-        ----------
-        state
-            The job's current state.
-        now_s
-            Seconds since the epoch.
-        """
+        """Return the notices that are due at ``now_s``, in seconds since the epoch, for the job's current state."""
         if self._is_over:
             return []
         if state.state == "UNKNOWN":
@@ -112,7 +90,7 @@ class Watcher:
         whole_s = None if state.start_s is None or state.end_s is None else state.end_s - state.start_s
         due = [
             each
-            for each in self._warn_at_s
+            for each in WARN_AT_SECONDS
             if left_s <= each
             and (self._warned_s is None or each < self._warned_s)
             and (whole_s is None or each < whole_s)  # a user who requests five minutes knows that they are short
@@ -124,22 +102,11 @@ class Watcher:
 
 
 class Poller:
-    """Query Slurm periodically, and return notices.
+    """Query Slurm periodically about a job that was submitted, or the one around us, and return notices."""
 
-    Parameters
-    ----------
-    job
-        A job that was submitted, or the one around us.
-    clock
-        A clock in seconds for the time between two queries; the time limit uses the time of day.
-    """
-
-    def __init__(
-        self, job: SlurmJob, watcher: Watcher | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, job: SlurmJob) -> None:
         self.job = job
-        self._watcher = watcher or Watcher()
-        self._clock = clock
+        self._watcher = Watcher()
         self._asked_s = -WATCH_POLL_SECONDS
         self._every_s = WATCH_POLL_SECONDS
         self.state: JobState | None = None  # the last reply
@@ -151,10 +118,10 @@ class Poller:
 
     def tick(self, *, now: bool = False) -> list[Notice]:
         """Return due notices; queries Slurm only if the last reply is old, or if ``now``."""
-        if self.over or (not now and self._clock() - self._asked_s < self._every_s):
+        if self.over or (not now and time.monotonic() - self._asked_s < self._every_s):
             return []
         self.state = self.job.state()
-        self._asked_s = self._clock()
+        self._asked_s = time.monotonic()
         notices = self._watcher.look(self.state, time.time())
         self.over = next((notice.text for notice in notices if notice.is_over), "")
         return notices

@@ -41,7 +41,7 @@ from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ..nanny.ipc import ReservedDescriptors
     from ..output.iopub import Publisher
@@ -50,6 +50,12 @@ if TYPE_CHECKING:
 
 def ignore_signal(_number: int, _frame: Any) -> None:
     """Ignore a signal; unlike SIG_IGN, programs that a rank starts do not inherit this handler."""
+
+
+def error_reply(error: BaseException) -> dict[str, Any]:
+    """Return the reply for an error, also if its own ``__str__`` fails or returns what no message can carry."""
+    text = str(traceback.TracebackException.from_exception(error)).encode(errors="backslashreplace").decode()
+    return {"status": "error", "ename": type(error).__name__, "evalue": text}
 
 
 CELLS_REMEMBERED = 100  # ids of the latest cells: distinguish a cell that has ended from one that never arrived
@@ -138,14 +144,14 @@ class RankKernel(IPythonParallelKernel):
         try:
             with self._publisher.in_use():
                 await self._serve_cell(stream, ident, parent, options)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
-            # A bug of this package: without a reply the client would wait forever.
+        except (Exception, KeyboardInterrupt, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            # A bug of this package, or what a hook of the user's raises around a cell: without a reply the client would
+            # wait forever.
             self._ignore_sigint()
             self._cell = None
-            reply: dict[str, Any] = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
-            reply["traceback"] = traceback.format_exc().splitlines()
-            metadata = {OPTIONS: {"quiet": True}}
-            self.session.send(stream, "execute_reply", reply, parent, metadata=metadata, ident=ident)
+            reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
+            group = "none" if self._request_handler.group is None else "broken"  # how many collectives ran is unknown
+            self._reply(stream, ident, parent, reply, {"quiet": True, "group": group})
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
@@ -199,13 +205,21 @@ class RankKernel(IPythonParallelKernel):
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         quiet = self._end_cell(parent, mark)
-        metadata = {"quiet": quiet, "group": group}
-        reply = json_clean(reply)
+        self._reply(stream, ident, parent, json_clean(reply), {"quiet": quiet, "group": group}, buffers)
+
+    def _reply(
+        self,
+        stream: Any,
+        ident: Any,
+        parent: dict[str, Any],
+        reply: dict[str, Any],
+        options: dict[str, Any],
+        buffers: Sequence[Any] = (),
+    ) -> None:
         if self._keeps_replies:
-            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "metadata": metadata}, buffers
-        self.session.send(
-            stream, "execute_reply", reply, parent, metadata={OPTIONS: metadata}, ident=ident, buffers=buffers
-        )
+            self._last_reply = {"cell": parent["header"]["msg_id"], "reply": reply, "metadata": options}, list(buffers)
+        metadata = {OPTIONS: options}
+        self.session.send(stream, "execute_reply", reply, parent, metadata=metadata, ident=ident, buffers=list(buffers))
 
     async def _execute(self, code: str) -> dict[str, Any]:
         """Run the code; SIGINT raises only in what this calls, so that it cannot prevent the reply."""
@@ -327,20 +341,20 @@ class RankKernel(IPythonParallelKernel):
         try:
             with self._publisher.in_use():
                 reply, buffers = self._request_handler.serve(content, parent["buffers"])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The client reports every error, with this rank's number.
             self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
-            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
+            reply, buffers = error_reply(error), []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve a request that can't wait for the running cell, on the control thread."""
         try:
             reply, buffers = self._request_handler.serve_beside(parent["content"], self._cell)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
             # cell may have left the lock of ``logging`` held.
-            reply, buffers = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}, []
+            reply, buffers = error_reply(error), []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
     def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from ...config.frameworks import HOST_ID
 from ...errors import StageError, UnserializableValueError
 from ...features.checkpoints.rank import Checkpoints
 from ...features.horovod.world import Horovod, HorovodWorld
@@ -138,7 +139,8 @@ class RequestHandler:
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
         identity: dict[str, Any] = {"engine": self._engine, "log_path": request.log_path}
-        os.environ.update({name: str(value) for name, value in request.environment.items()})
+        own = request.environment | _host_id(info.rank)
+        os.environ.update(own)
         set_defaults(request.defaults)
         uuid = _choose_device(info)
         identity |= {
@@ -166,8 +168,7 @@ class RequestHandler:
         if os.environ.get(SAMPLE_SECONDS):
             self.progress.follow_bars()
             self._start_sampler()
-        environment = request.environment | {"MASTER_ADDR": request.address}
-        self.scripts.enter(info, environment, self.group, self.horovod)
+        self.scripts.enter(info, own | {"MASTER_ADDR": request.address}, self.group, self.horovod)
         note_modules()
         note_files()
         note_switches()
@@ -397,6 +398,12 @@ class RequestHandler:
 
 def _no_reply(_cell: str) -> Reply:
     raise RuntimeError("this rank has no kernel yet")
+
+
+def _host_id(rank: int) -> dict[str, str]:
+    """Return NCCL_HOSTID for a rank if it contains ``{rank}``: ranks with different host ids may share a GPU."""
+    chosen = os.environ.get(HOST_ID, "")
+    return {HOST_ID: chosen.replace("{rank}", str(rank))} if "{rank}" in chosen else {}
 
 
 def _choose_device(info: RankInfo) -> str:

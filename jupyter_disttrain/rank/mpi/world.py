@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...protocol.environment import LAUNCH_RANK, MPI_HEALS
@@ -74,6 +75,7 @@ class MpiWorld:
         self._merged = join_starters()  # communicator of the living ranks and those started since, in no order
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
         self._rank = 0
+        self._folder = str(Path.cwd())  # of new processes too: cells may change to another
         self._respawning: threading.Thread | None = None
         self.failure = ""  # why there is no world of all ranks; never cleared
         self._lost: LostWorld | None = None  # replaces ``comm`` after a failure
@@ -237,10 +239,8 @@ class MpiWorld:
 
     def _where(self, host: str) -> Any:
         """Return the info with which Open MPI starts a process on a host whose slots it considers all in use."""
-        info = self._mpi.INFO_NULL  # type: ignore[union-attr]
-        if host:
-            info = self._mpi.Info.Create({"host": host, "map_by": "slot:oversubscribe"})  # type: ignore[union-attr]
-        return info
+        on_host = {"host": host, "map_by": "slot:oversubscribe"} if host else {}
+        return self._mpi.Info.Create({"wdir": self._folder, **on_host})  # type: ignore[union-attr]
 
     # When no cell runs
 

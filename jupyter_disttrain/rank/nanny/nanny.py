@@ -28,6 +28,7 @@ from jupyter_client.session import Session
 
 from ...features.telemetry.rank.metrics_writer import MetricsFile
 from ...features.telemetry.rank.process_stats import Vitals
+from ...process_table import runs
 from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
 from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
 from ...protocol.metric_blocks import unpack
@@ -53,7 +54,7 @@ from .exit_report import ExitReport
 from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
-from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, runs, signal_main_thread
+from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
 from .publish import SideChannel
 from .replay_buffer import ReplayBuffer
 
@@ -409,7 +410,7 @@ class Nanny:
 
     @serves(Ping)
     def _ping(self, request: Ping) -> Reply:
-        return {"gone": [pid for pid in request.nannies if not runs(pid)]}, []
+        return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}, []
 
     @serves(Stack)
     def _stack(self, _request: Stack) -> Reply:

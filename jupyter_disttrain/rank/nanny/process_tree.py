@@ -108,14 +108,6 @@ def end_descendants() -> None:
     end(psutil.Process().children(recursive=True))
 
 
-def runs(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
 def is_ending(pid: int) -> bool:
     """Whether a process has ended or is inside its exit system call, which closes its files."""
     try:

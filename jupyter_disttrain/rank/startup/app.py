@@ -35,6 +35,7 @@ from ipyparallel.engine.app import IPEngine
 from zmq.eventloop.zmqstream import ZMQStream
 
 from ...config.frameworks import accelerator_of
+from ...process_table import start_time
 from ...protocol.connection_file import can_end_calls
 from ...protocol.environment import (
     CLIENT,
@@ -353,6 +354,7 @@ def _prepare() -> RankHello:
         host=socket.gethostname(),
         pid=os.getpid(),
         nanny_pid=os.getppid(),
+        nanny_started=start_time(os.getppid()),
         launch_rank=_launch_rank(),
         launcher=os.environ[LAUNCHER],
         launch_host=os.environ.get(HOST, ""),

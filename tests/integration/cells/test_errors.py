@@ -243,3 +243,18 @@ def test_deaths_are_reported_and_other_ranks_continue(launcher: str) -> None:
             assert error.failures[0].traceback[:2] == ("Its last lines on stderr:", "last words")
             assert ("Cell, line 5" in error.failures[0].traceback[-1]) == crashed
             assert cluster.run("globals().get('kept')", ranks=[0, rank]).results == {0: rank, rank: None}
+
+
+@pytest.mark.parametrize("base", ["Exception", "SystemExit"])
+def test_fault_around_a_cell_is_reported_with_its_rank(light: Cluster, base: str) -> None:
+    light.run(
+        f"class Odd({base}):\n"
+        "    def __str__(self): raise ValueError\n"
+        "def fail(): raise Odd\n"
+        "descriptors = get_ipython().kernel._descriptors"
+    )
+    with pytest.raises(RankFailure) as caught:
+        light.run("descriptors.restore = fail", 1)
+    (failure,) = caught.value.failures
+    assert (failure.ename, failure.ranks, failure.hosts) == ("Odd", (1,), (HOST,))
+    assert light.run("del descriptors.restore\nrank", 1).results == {1: 1}

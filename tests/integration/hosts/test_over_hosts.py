@@ -170,7 +170,7 @@ def test_interrupt_releases_ranks_on_all_hosts(hosted: Cluster) -> None:
 def test_end_of_mpiexec_is_named_and_the_session_continues(hosted: Cluster, *, is_lost: bool) -> None:
     if hosted.config.launcher != "mpi":
         return
-    if hosted._session.launch.mpi_lost:  # Open MPI may start no process after a nanny was killed
+    if hosted._session.launch.state.mpi_lost:  # Open MPI may start no process after a nanny was killed
         hosted.reset()
     if is_lost:
         hosted._session.launch.state.mpi_lost = "an earlier death"

@@ -171,7 +171,7 @@ def test_new_process_has_the_same_start_timeout_as_the_first_ones(
     before = world.table[1].info.pid
     psutil.Process(before).kill()
     assert wait_until(lambda: world.table[1].info.pid != before)
-    assert not world._session.launch.mpi_lost
+    assert not world._session.launch.state.mpi_lost
 
 
 def test_two_new_processes_at_once(world: Cluster) -> None:
@@ -188,7 +188,7 @@ def test_world_of_new_processes_only() -> None:
     with Cluster(n=2, name="all-new") as cluster:
         for rank in (0, 1, 0, 1):
             cluster.replace([rank])
-            if cluster._session.launch.mpi_lost:  # possible once no process is left that the job began with
+            if cluster._session.launch.state.mpi_lost:  # possible once no process is left that the job began with
                 with pytest.raises(RankFailure, match=r"MPI has no world of all ranks: .*%dist_reset"):
                     cluster.run("comm.allreduce(1)")
             else:
@@ -207,11 +207,11 @@ def test_unrepairable_mpi_is_reported_by_comm(monkeypatch: pytest.MonkeyPatch) -
             "MPI has no world of all ranks: rank 1 died, and was replaced by a process beside the MPI job; "
             "use dist, or .*%dist_reset"
         )
-        generation = cluster._session.launch.generation
+        generation = cluster._session.launch.state.generation
         for rank in (0, 1):
             with pytest.raises(RankFailure, match=expected):
                 cluster.run("comm.allreduce(1)", rank)
-        assert cluster._session.launch.generation == generation, "the group is intact, and not formed again"
+        assert cluster._session.launch.state.generation == generation, "the group is intact, and not formed again"
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         cluster.reset()
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
@@ -234,10 +234,12 @@ def test_no_rank_waits_for_dead_spawners_when_all_ranks_die(
             assert wait_until(lambda: not mpiexec.is_running())
             before_a_new_process.close()
         assert wait_until(
-            lambda: all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster._session.launch.mpi_lost)
+            lambda: (
+                all(entry.pid_gone.is_set() for entry in cluster.table) or bool(cluster._session.launch.state.mpi_lost)
+            )
         )
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert cluster._session.launch.mpi_lost.endswith(
+        assert cluster._session.launch.state.mpi_lost.endswith(
             "within the MPI job: the ranks that were to start a new process have died"
         )
         if not mpiexec_ends:
@@ -297,7 +299,7 @@ def test_ranks_and_their_comm_outlive_mpiexec(monkeypatch: pytest.MonkeyPatch) -
         assert cluster.run(SUM, timeout_s=60).results == {rank: [6.0] for rank in range(3)}
         assert cluster.run("kept", [0, 1]).results == {0: 0, 1: 1}
         why = rf"mpiexec \(process {mpiexec.pid}\) was killed by SIGKILL: .*; MPI can't start processes without it"
-        assert re.fullmatch(why, cluster._session.launch.mpi_lost), cluster._session.launch.mpi_lost
+        assert re.fullmatch(why, cluster._session.launch.state.mpi_lost), cluster._session.launch.state.mpi_lost
 
 
 def test_rank_that_joins_later_does_not_wait_for_processes_of_a_dead_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +311,9 @@ def test_rank_that_joins_later_does_not_wait_for_processes_of_a_dead_mpiexec(mon
     cluster.detach()
     with Cluster.attach("later") as again:
         psutil.Process(again.table[1].info.pid).kill()
-        assert wait_until(lambda: bool(again._session.launch.mpi_lost))
+        assert wait_until(lambda: bool(again._session.launch.state.mpi_lost))
         assert again.run(SUM, timeout_s=60).results == {0: [3.0], 1: [3.0]}
-        assert again._session.launch.mpi_lost == "mpiexec has ended; MPI can't start processes without it"
+        assert again._session.launch.state.mpi_lost == "mpiexec has ended; MPI can't start processes without it"
 
 
 JOIN_LATE = """

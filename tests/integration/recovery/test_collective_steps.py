@@ -81,7 +81,7 @@ def test_mismatch_left_by_an_earlier_cell_is_remembered(three: Cluster, pids: di
 
 def test_ranks_in_step_keep_their_group_when_a_cell_fails(three: Cluster, pids: dict[int, int]) -> None:
     def generation() -> int:
-        return three._session.launch.generation
+        return three._session.launch.state.generation
 
     before = generation()
     with pytest.raises(RankFailure, match="ZeroDivisionError"):  # pending on all ranks equally

@@ -100,7 +100,7 @@ def secret_files_of(cluster: Cluster) -> list[str]:
 
 
 def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]:
-    allocated = cluster._session.launch.placement.allocated
+    allocated = cluster._session.launch.state.placement.allocated
     assert allocated is not None
     yield slurm.run("scontrol", "write", "batch_script", allocated.job_id, "-")
     yield Path(allocated.start_file).read_text()

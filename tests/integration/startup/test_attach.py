@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,9 +17,6 @@ from ...support.notebook_driver import Notebook
 from ...support.process_tools import processes_of_cluster, wait_until
 from ...support.recovery_tools import SUM, stop
 from ...support.shell_tools import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTROLLER = "jupyter_disttrain.client.transport.controller"
 COUNT = """
@@ -196,18 +193,27 @@ def test_unseen_failure_is_reported_and_waiting_ranks_are_released(persistent: C
         assert again.run("mine").results == {0: 0, 1: 1}
 
 
-def test_rank_that_died_meanwhile_is_replaced(persistent: Cluster) -> None:
-    persistent.run("mine = rank")
+def test_rank_that_died_meanwhile_is_replaced(
+    persistent: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persistent.run("import os; mine = rank; os.chdir('/')")
+    folder = str(Path.cwd())
     pid = persistent.table[1].info.pid
     persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
     persistent.detach()
     process = psutil.Process(pid)
     process.kill()
     assert wait_until(lambda: not process.is_running())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_NEXT_NOTEBOOK", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     with Cluster.attach("kept") as again:
         (run,) = again.missed
         with pytest.raises(RankFailure, match=f"process {pid} was killed by SIGKILL"):
             run.wait()
+        assert again.run("import os; os.getcwd()", 1).results == {1: folder}
+        own = again.run("[os.environ.get(name) for name in ('OF_THE_NEXT_NOTEBOOK', 'OMP_NUM_THREADS')]").results
+        assert own[0] == own[1], "the new process has the environment of the session"
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
         assert again.run("mine", 0).results == {0: 0}
 
@@ -225,7 +231,7 @@ def test_replaced_rank_is_known_to_later_clients(persistent: Cluster) -> None:
         psutil.Process(first).kill()  # and can be replaced again
         assert wait_until(lambda: again.table[0].info.pid != first)
         # MPI's world is lost once none is left that the job began with.
-        if again.config.launcher == "mpi" and not again._session.launch.mpi_lost:
+        if again.config.launcher == "mpi" and not again._session.launch.state.mpi_lost:
             assert again.run("comm.allreduce(1)").results == {0: 2, 1: 2}
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 

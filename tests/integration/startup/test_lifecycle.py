@@ -20,10 +20,10 @@ import pytest
 from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.client.startup.registration import runs
 from jupyter_disttrain.errors import ClusterClosedError
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.notebook.views.status_text import status_text
+from jupyter_disttrain.process_table import runs
 from jupyter_disttrain.protocol.shared_memory import NANNIES
 
 from ...support.notebook_driver import Notebook

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.client.startup.registration import runs
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.process_table import runs
 from jupyter_disttrain.protocol.time_limits import RANK_SESSIONS_END_SECONDS
 from jupyter_disttrain.rank_sessions import FOLDER, end_abandoned
 

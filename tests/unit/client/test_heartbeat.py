@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -168,3 +170,11 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     third()
     assert buried == [0]
     assert launch.table[0].state == "idle"
+
+
+def test_process_with_the_pid_of_a_killed_nanny_is_not_taken_for_it() -> None:
+    table = [replace(entry(0, "", socket.gethostname()), nanny_pid=os.getpid(), probe="")]
+    assert [list(unreported_deaths(table)) for _ in range(MISSED_CHECKS)] == [[]] * MISSED_CHECKS
+    table[0].nanny_started = "1"
+    *_, last = [list(unreported_deaths(table)) for _ in range(MISSED_CHECKS)]
+    assert [death.engine for death in last] == [table[0].engine]

@@ -40,7 +40,21 @@ def test_presence_file_is_removed_only_by_its_own_host(
     assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in cluster_file.running()]
     signs = [path.name for path in cluster_file._folder().glob("exp-1-*")]
     presence_file.remove()
-    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}"] if stays else [])
+    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}-"] if stays else [])
+
+
+def test_presence_file_of_an_ended_process_is_removed_if_its_pid_was_given_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(cluster_file, "start_time", lambda _pid: "1")  # this process has started later
+        presence_file = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
+    cluster_file.running()
+    assert not presence_file._path.is_symlink()
+    held = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
+    cluster_file.running()
+    assert held._path.is_symlink()
+    held.remove()
 
 
 def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

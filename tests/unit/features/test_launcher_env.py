@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.transport.ssh_tunnel import LEASE_SCRIPT as HOLD_THERE
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.features.batch_jobs import launcher_env
 from jupyter_disttrain.features.batch_jobs.launcher_env import Launched, network_of, own_address
 from jupyter_disttrain.protocol.time_limits import TUNNEL_STALE_SECONDS
 
@@ -128,3 +130,15 @@ def test_file_of_another_user_is_refused(file: Path) -> None:
         UsageError, match=r"it belongs to another user \(nobody\); only the user who started the job may attach to it"
     ):
         Cluster.attach(str(file))
+
+
+def test_launcher_is_found_by_its_name_or_is_the_nearest_process_that_is_no_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {9: "bash", 8: "apptainer", 7: "prterun", 6: "slurmstepd"}
+    there = [SimpleNamespace(pid=pid, name=lambda name=name: name) for pid, name in names.items()]
+    monkeypatch.setattr(launcher_env.psutil, "Process", lambda: SimpleNamespace(parents=lambda: there))
+    assert launcher_env.launcher_process("mpirun", {}) == 7
+    assert launcher_env.launcher_process("srun", {}) == 6
+    assert launcher_env.launcher_process("torchrun", {"TORCHELASTIC_RUN_ID": "none"}) == 8
+    assert launcher_env.launcher_process("torchrun", {"RANK": "0"}) is None

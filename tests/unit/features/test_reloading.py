@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import os
+import socket
+from pathlib import Path
 
 import pytest
 
 from jupyter_disttrain.features.reloading.rank import LocalModules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_symlinks_of_a_node_are_not_followed_when_writing(
@@ -36,3 +35,16 @@ def test_symlinks_of_a_node_are_not_followed_when_writing(
     for name in ("../single.py", str(lib / "single.py")):
         with pytest.raises(ValueError, match="is outside of"):
             modules.write(str(folder), [name], [b"ours"])
+
+
+def test_ranks_that_write_one_file_use_different_temporary_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts may share the folder; ``os.getpid`` and the host's name tell their ranks apart."""
+    written: list[str] = []
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: written.append(path.name) or write(path, data))
+    for host, pid in (("node1", 7), ("node1", 8), ("node2", 7)):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        LocalModules().write(str(folder), ["own.py"], [b"ours"])
+    assert len(set(written)) == 3
+    assert [path.name for path in folder.iterdir()] == ["own.py"]

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers.hosts import probe
-from jupyter_disttrain.launchers.hosts.network import choose_network, describe, environment_for
+from jupyter_disttrain.launchers.hosts.network import choose_network, describe, device_environment
 from jupyter_disttrain.launchers.hosts.report import Address, HostReport, Port
 
 if TYPE_CHECKING:
@@ -64,25 +64,26 @@ def test_infiniband_is_used_if_every_host_has_it_and_user_settings_are_kept() ->
     ]
     network = choose_network((), both)
     assert describe(network) == "network 127.1.0.0/16 (eth0), InfiniBand mlx5_0 on all nodes"
-    assert environment_for(network, "b", {"GLOO_SOCKET_IFNAME": "eth9"}) == {
-        "TP_SOCKET_IFNAME": "eth0",
-        "NCCL_SOCKET_IFNAME": "=eth0",
-        "NCCL_IB_HCA": "=mlx5_0:1",
-        "UCX_NET_DEVICES": "mlx5_0:1,eth0",
-    }
+    assert device_environment(network, {}) == {"NCCL_IB_HCA": "=mlx5_0:1", "UCX_NET_DEVICES": "mlx5_0:1,eth0"}
+    assert device_environment(network, {"NCCL_IB_HCA": "mlx5_0"}).keys() == {"UCX_NET_DEVICES"}
+    other = host("b", "ens7 127.1.0.2/16", ssh="127.1.0.2", infiniband=(replace(active, device="mlx5_3"),))
+    named = "network 127.1.0.0/16 (eth0 on a, ens7 on b), InfiniBand mlx5_0 on a, mlx5_3 on b"
+    differs = choose_network((), [both[0], other])
+    assert describe(differs) == named
+    assert device_environment(differs, {}) == {}
     one = choose_network((), [both[0], replace(both[1], infiniband=(roce,))])
     assert describe(one).endswith("InfiniBand mlx5_0 on a, not used: not every node has it")
-    assert not {"NCCL_IB_HCA", "UCX_NET_DEVICES"} & environment_for(one, "a", {}).keys()
+    assert device_environment(one, {}) == {}
+    neither = choose_network((), [replace(each, infiniband=()) for each in both])
+    assert device_environment(neither, {}) == {"UCX_NET_DEVICES": "eth0"}
 
 
 def test_infiniband_sysfs_files_are_parsed(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)
-    (tmp_path / "mlx5_0" / "device" / "net" / "ib0").mkdir(parents=True)
-    for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "100 Gb/sec (4X EDR)")):
+    for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand")):
         (port / name).write_text(f"{text}\n")
     (found,) = probe.infiniband(str(tmp_path))
     assert Port(**found).name == "mlx5_0:1"
     assert found["active"]
-    assert (found["rate"], found["interfaces"]) == ("100 Gb/sec (4X EDR)", ["ib0"])
     assert probe.infiniband(str(tmp_path / "none")) == []

@@ -27,8 +27,9 @@ from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.frameworks import OF_SESSION_GROUPS
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.subprocess_run import of_rank
-from jupyter_disttrain.launchers.rank_environment import library_defaults, session_environment
+from jupyter_disttrain.launchers.rank_environment import library_defaults
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
+from jupyter_disttrain.rank.kernel import requests
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors
 
@@ -105,7 +106,7 @@ def test_ranks_sharing_a_gpu_with_nccl_get_distinct_host_ids(monkeypatch: pytest
         choose_gpus(config)
     monkeypatch.setenv("NCCL_HOSTID", "host-{rank}")
     assert choose_gpus(config) == ["0"]
-    assert session_environment(INFO, "run")["NCCL_HOSTID"] == "host-1"
+    assert requests._host_id(1) == {"NCCL_HOSTID": "host-1"}
 
 
 def test_nccl_watchdog_is_off_in_sessions_and_on_in_scripts_unless_set_by_the_user(

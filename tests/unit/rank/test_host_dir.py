@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,10 @@ def test_folders_of_killed_nannies_are_removed_at_the_next_start_and_locked_ones
 
 def test_old_logs_are_removed_except_those_of_running_notebooks(tmp_path: Path) -> None:
     runs, profiles = tmp_path / "runs", tmp_path / "profiles"
-    names = [f"20260101-00000{number}-default-{2**22 + number}-aaaaaa" for number in range(5)]
-    own = f"20260101-000000-default-{os.getpid()}-aaaaaa"  # whose folders are elsewhere
-    for folder in (*(runs / name for name in (*names, own)), profiles / "default-4194305-aaaaaa"):
+    names = [f"21000101-00000{number}-default-{2**22 + number}-aaaaaa" for number in range(5)]
+    own = f"{time.strftime('%Y%m%d-%H%M%S')}-default-{os.getpid()}-aaaaaa"  # whose folders are elsewhere
+    ended = f"20260101-000000-default-{os.getpid()}-aaaaaa"  # of a process that had this one's pid
+    for folder in (*(runs / name for name in (*names, own, ended)), profiles / "default-4194305-aaaaaa"):
         folder.mkdir(parents=True)
     folders._prune(runs, profiles, keep=2)
     assert {folder.name for folder in runs.iterdir()} == {own, names[1], *names[-2:]}

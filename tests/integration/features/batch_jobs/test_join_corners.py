@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -21,11 +21,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client import attach
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 
-from ....support.join_tools import start_process
-from ....support.process_tools import controllers_of, wait_until
-
-if TYPE_CHECKING:
-    from ....support.join_tools import Job
+from ....support.join_tools import ENGINE, Job, start_process
+from ....support.process_tools import controllers_of, processes_of_cluster, wait_until
 
 
 def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: list[Job]) -> None:
@@ -85,6 +82,20 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
         assert wait_until(lambda: cluster.closed)
     first.end()
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
+
+
+@pytest.mark.parametrize("start", [(), ("sh", "-c", '"$@"; exit $?', "rank")], ids=["direct", "by a script"])
+def test_ranks_of_a_killed_mpirun_end(file: Path, jobs: list[Job], start: tuple[str, ...]) -> None:
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none", *start, *ENGINE]
+    jobs.append(Job([*command, "--join", str(file), "--backend", "none"], file.with_name("job.log"), **root))
+    content = jobs[0].wait_for_file(file)
+    with Cluster.attach(str(file)) as cluster:
+        cluster.run("import time\ntime.sleep(1000)", block=False)
+        jobs[0].kill()
+        assert wait_until(lambda: cluster.closed)
+    assert wait_until(lambda: not processes_of_cluster(content["cluster_id"]))
+    assert wait_until(lambda: not file.exists())
 
 
 @pytest.mark.parametrize(
