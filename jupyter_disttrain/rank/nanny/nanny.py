@@ -462,7 +462,8 @@ class Nanny:
         deadline = time.monotonic() + NANNY_REPEAT_SECONDS
         while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
-            select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
+            if select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)[0]:
+                self._wake_read.recv(4096)  # e.g. of the rank's own end
 
     def _unregister(self) -> None:
         """Unregister from ipyparallel's hub, so that its clients don't have to wait for missed heartbeats."""
