@@ -56,6 +56,7 @@ class Publisher:
         No thread prints meanwhile, and what was printed before belongs to the last cell: the nanny handles that first.
         """
         with self._turns.lock:
+            self._turns.send_rest()
             cell_threads.begin_cell(header)
             self._rank_end.wait_until_handled()
             mark = self._rank_end.mark
