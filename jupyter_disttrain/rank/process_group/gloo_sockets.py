@@ -100,6 +100,8 @@ def _kind(descriptor: int, inode: int) -> str | None:
             return None
         if stat.S_ISFIFO(found.st_mode):
             return "pipe"
+        if not stat.S_ISSOCK(found.st_mode):
+            return None
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 return None

@@ -92,6 +92,7 @@ class Groups:
                 self._before = None
             if isinstance(pg, c10d.ProcessGroup):
                 asked = signature.bind(*args, **options).arguments
+                self._records = self.live  # without those that were destroyed
                 self._records[asked["group_name"]] = GroupRecord(
                     name=asked["group_name"],
                     ranks=tuple(asked["global_ranks_in_group"]),
@@ -109,15 +110,16 @@ class Groups:
 
     @property
     def live(self) -> dict[str, GroupRecord]:
-        """The groups that were not destroyed, by name."""
+        """The groups that were not destroyed, by name.
+
+        Other threads read this while the main thread makes groups, so it changes no record.
+        """
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001
-        self._records = {name: each for name, each in self._records.items() if names.get(each.held()) == name}
-        for pg, name in names.items():
-            if name not in self._records:
-                self._records[name] = _record_of(pg, name)
-        return dict(self._records)
+        names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001  (dict() copies in one step)
+        known = dict(self._records)
+        live = {name: each for name, each in known.items() if names.get(each.held()) == name}
+        return live | {name: _record_of(pg, name) for pg, name in names.items() if name not in live}
 
     @property
     def of_cells(self) -> dict[str, GroupRecord]:
