@@ -15,12 +15,14 @@ from jupyter_disttrain.rank import rank_exit
 from jupyter_disttrain.rank.startup import app
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
-def test_closed_streams_cost_no_exit_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_streams_cost_no_exit_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
-    closed = io.StringIO()
+    closed = (tmp_path / "log").open("w")
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
     monkeypatch.setattr(sys, "stderr", closed)
