@@ -82,17 +82,11 @@ class Publisher:
         """Whether nothing was printed or published since ``mark``."""
         return self._rank_end.is_silent_since(mark)
 
-    def ending_cell(self) -> _Ending:
+    @contextmanager
+    def ending_cell(self) -> Iterator[None]:
         """Mark the message sent within as the cell's last."""
-        return _Ending(self)
-
-
-class _Ending:
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-
-    def __enter__(self) -> None:
-        self._publisher._kind = CELL_END  # noqa: SLF001
-
-    def __exit__(self, *_exc: object) -> None:
-        self._publisher._kind = PLACED  # noqa: SLF001
+        self._kind = CELL_END
+        try:
+            yield
+        finally:
+            self._kind = PLACED
