@@ -34,11 +34,7 @@ class EventLoop:
 
 def epoll_descriptors() -> set[int]:
     """Return the epoll instances of this process."""
-    found = set()
-    for descriptor, target in _descriptors():
-        if target == "anon_inode:[eventpoll]":
-            found.add(descriptor)
-    return found
+    return {descriptor for descriptor, target in _descriptors() if target == "anon_inode:[eventpoll]"}
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

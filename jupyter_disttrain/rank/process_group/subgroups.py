@@ -17,6 +17,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
 from ..output.user_code import is_own
 from .gloo_sockets import EventLoop, epoll_descriptors, event_loops, shut_down
@@ -208,13 +209,9 @@ def _abort_devices(pg: Any) -> None:
 
 def _cell_line_of_caller() -> str:
     """Return the number and text of a cell's innermost line on the stack; empty if no cell's code is on it."""
-    frame = sys._getframe()  # noqa: SLF001
-    while frame is not None:
+    for frame in outwards(sys._getframe()):  # noqa: SLF001
         filename = frame.f_code.co_filename
         if is_own(filename):
             text = linecache.getline(filename, frame.f_lineno).strip()
             return f"line {frame.f_lineno}: {text}" if text else f"line {frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return ""
