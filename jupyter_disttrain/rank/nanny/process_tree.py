@@ -110,19 +110,22 @@ def end_descendants() -> None:
 
 def runs(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    fields = _fields(pid)
+    return bool(fields) and fields[0] not in ("Z", "X")
 
 
 def is_ending(pid: int) -> bool:
     """Whether a process has ended or is inside its exit system call, which closes its files."""
+    fields = _fields(pid)
+    return not fields or bool(int(fields[6]) & 4)  # PF_EXITING
+
+
+def _fields(pid: int) -> list[str]:
+    """Return Linux's figures of a process from its state on; empty if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
-    return bool(int(fields[6]) & 4)  # PF_EXITING
+        return []
 
 
 def _prctl(option: int, value: int) -> None:
