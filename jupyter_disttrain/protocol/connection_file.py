@@ -169,9 +169,8 @@ def parse_job_file(text: str, path: str) -> JobFile:
     except ValueError as error:
         version = str(error) if type(error) is ValueError else ""
         if version:
-            here = metadata.version("jupyter_disttrain")
             raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and here is {here}; install the same "
-                "one here and there"
+                f"{path} was written by version {version} of jupyter_disttrain, and here is {package_version()}; "
+                "install the same one here and there"
             ) from error
         raise UsageError(f"{path} is no file of a job that was started with --join") from error
