@@ -1,4 +1,4 @@
-"""What a rank prints, its streams, and the descriptors below them."""
+"""What a rank prints: its streams, the descriptors below them, messages of libraries that are dropped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
 from jupyter_disttrain.rank.output.iopub import Publisher
 from jupyter_disttrain.rank.output.streams import Descriptors, RankStream, Turns
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+LIBEVENT = (
+    b"[warn] Epoll ADD(4) on fd 50 failed. Old events were 0; read change was 0 (none); write change was 1 (add); "
+    b"close change was 0 (none): Bad file descriptor\n"
+)
 
 
 def test_unfinished_line_is_sent_before_the_next_cell_begins() -> None:
@@ -48,3 +54,9 @@ def test_redirected_stdin_is_restored(tmp_path: Path) -> None:
         os.dup2(saved, 0)
         for descriptor in (saved, nothing, answers):
             os.close(descriptor)
+
+
+def test_libevent_message_on_a_dead_connection_is_dropped_and_others_are_kept() -> None:
+    assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
+    other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
+    assert without_noise(other) == other
