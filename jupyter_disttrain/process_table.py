@@ -13,7 +13,7 @@ import time
 from .protocol.time_limits import OWNER_SECONDS
 
 
-def _stat(pid: int) -> list[bytes]:
+def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of Linux's record from the state on; empty if there is no process of that ID."""
     try:
         # The same check as psutil's, which takes five times as long; it runs twice a second for each rank.
@@ -25,13 +25,13 @@ def _stat(pid: int) -> list[bytes]:
 
 def runs(pid: int, started: str = "") -> bool:
     """Whether a process runs, and is the one of that start time if one is given; a zombie does not."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return bool(fields) and fields[0] not in (b"Z", b"X") and started in ("", fields[19].decode())
 
 
 def start_time(pid: int) -> str:
     """Return when a process started, in clock ticks since the boot; empty if there is none of that ID."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return fields[19].decode() if fields else ""
 
 

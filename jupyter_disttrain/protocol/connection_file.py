@@ -169,9 +169,8 @@ def parse_job_file(text: str, path: str) -> JobFile:
     except ValueError as error:
         version = str(error) if type(error) is ValueError else ""
         if version:
-            here = metadata.version("jupyter_disttrain")
             raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and this is version {here}; install "
-                "the same version for the notebook and the job"
+                f"{path} was written by version {version} of jupyter_disttrain, and this is version "
+                f"{package_version()}; install the same version for the notebook and the job"
             ) from error
         raise UsageError(f"{path} is not the file of a job that was started with --join") from error

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dump_value(value: Any) -> tuple[bytes, list[memoryview]]:
     """Pickle a value, with large memory as separate buffers.
 
     Returns
     -------
     pickled, buffers
-        The pickle, and the memory that :func:`load_value` needs beside it, in order.
+        The pickle, and the memory that :func:`load_value` needs beside it, in order, each as plain bytes.
 
     Raises
     ------
@@ -42,16 +42,16 @@ def dump_value(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     stream = io.BytesIO()
     try:
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+        return stream.getvalue(), [buffer.raw() for buffer in buffers]
     except UnserializableValueError:
         raise
     except Exception as error:
         # A user's __reduce__ may raise anything; every error means that this value can't be sent.
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise UnserializableValueError(f"a {kind} can't be sent: {type(error).__name__}: {error}") from error
-    return stream.getvalue(), buffers
 
 
-def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
     """Pickle named values as one dict, so that objects they share stay shared.
 
     Raises

@@ -46,7 +46,7 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
     folder
         The shelf's folder; None where the receiver can't see it.
     buffers
-        Contiguous memory.
+        Memory as plain bytes.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
         What :func:`fetch` needs. Without a shelf, or without room on it, the note is None and the frames are the
         buffers.
     """
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    views = [memoryview(buffer) for buffer in buffers]
     if folder is None or sum(view.nbytes for view in views) < THRESHOLD:
         return None, views
     name = uuid.uuid4().hex
@@ -71,10 +71,11 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
             os.ftruncate(descriptor, at)
         finally:
             os.close(descriptor)
-    except OSError:
-        # No room (containers get 64 MB): frames are slower, but work as well.
+    except BaseException as error:
         Path(path).unlink(missing_ok=True)
-        return None, views
+        if not isinstance(error, OSError):
+            raise  # e.g. an interrupt of %dist_push
+        return None, views  # no room (containers get 64 MB): frames are slower, but work as well
     return {"name": name, "spans": spans}, []
 
 

@@ -1,6 +1,6 @@
 """Have faulthandler write the stack when Python crashes or receives the stack signal.
 
-Covers: installing faulthandler's handlers and keeping them installed.
+Covers: installing faulthandler's handlers and keeping them installed; a forked child's report, which goes to stderr.
 Does not cover: reading the stacks (``rank.nanny.exit_report``).
 
 faulthandler bypasses the signal module, which still reports the default handlers. A library that restores all handlers
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +34,19 @@ def enable_reports() -> None:
         faulthandler.register(STACK_SIGNAL, file=_wire.stack_file, all_threads=False)
 
 
+def _report_on_stderr() -> None:
+    """Write the crash of a forked child to its stderr: in the file it would be taken for the rank's own."""
+    global _wire  # noqa: PLW0603
+    _wire = None
+    faulthandler.enable(file=2, all_threads=False)
+
+
 def begin_reports(wire: Wire) -> None:
     """Write stacks after a crash in C code and on request from now on, and protect the handlers from being replaced."""
     global _wire  # noqa: PLW0603
     _wire = wire
     enable_reports()
+    os.register_at_fork(after_in_child=_report_on_stderr)
     original = signal.signal
 
     @functools.wraps(original)

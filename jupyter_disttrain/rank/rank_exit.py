@@ -66,7 +66,8 @@ class RankExit:
             waiter.start()
             waiter.join(THREADS_SECONDS)
         if names := sorted(each.name for each in left if each.is_alive()):
-            sys.stderr.write(f"ended by the rank's exit before they finished: {', '.join(names)}\n")
+            text = f"ended by the rank's exit before they finished: {', '.join(names)}"
+            print(text, file=sys.__stderr__)  # a cell may have closed its own
 
     def _has_written(self) -> bool:
         """Whether files may be open that were not before; searching for the objects takes 0.1 s."""
@@ -111,7 +112,7 @@ def _call(method: str, file: Any) -> None:
         if method == "close" or not file.closed:
             getattr(file, method)()
     except Exception:  # noqa: BLE001  (a disk may be full; the other files are closed all the same)
-        traceback.print_exc()
+        traceback.print_exc(file=sys.__stderr__)
 
 
 def _layer(kind: type) -> int:

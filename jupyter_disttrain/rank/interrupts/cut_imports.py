@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..kernel.error_chain import chain
 from ..libraries.import_hooks import before_import
 from .deferral import INSTALLED, STANDARD_LIBRARY, is_body_of_library, outwards
 
@@ -91,15 +92,10 @@ class CutImports:
     def behind(self, error: BaseException) -> list[str]:
         """Return the modules with an earlier interrupted import from which an error seems to come."""
         found: dict[str, None] = {}
-        link: BaseException | None = error
-        seen: set[int] = set()
-        while link is not None and id(link) not in seen:
-            seen.add(id(link))
-            for name in _modules_in(link):
-                culprit = self._taken_out.get(name, "")
-                if culprit in self._libraries or (culprit and name not in sys.modules):  # else it is complete by now
-                    found[culprit] = None
-            link = link.__cause__ or link.__context__
+        for name in (name for link in chain(error) for name in _modules_in(link)):
+            culprit = self._taken_out.get(name, "")
+            if culprit in self._libraries or (culprit and name not in sys.modules):  # else it is complete by now
+                found[culprit] = None
         return list(found)
 
 

@@ -112,7 +112,7 @@ def _array(part: Any) -> np.ndarray | None:
     """Return a tensor or an array as a numpy array; None for anything else."""
     if isinstance(part, np.ndarray):
         return None if part.dtype.hasobject else part
-    if not hasattr(part, "detach") or part.is_meta:
+    if getattr(part, "is_meta", True):  # no tensor, or one without data
         return None
     tensor = part.full_tensor() if hasattr(part, "placements") else part
     tensor = tensor.detach().cpu()

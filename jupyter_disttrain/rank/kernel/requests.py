@@ -198,6 +198,8 @@ class RequestHandler:
         if self.group is not None:
             try:
                 lost += self.group.form(request.address, request.port, request.generation)
+            except RendezvousError:
+                raise  # has its own cause, e.g. the death of a rank
             except RuntimeError as error:
                 if wrong := wrong_interfaces():
                     start = "the job starts" if os.environ.get(LAUNCH_RANK) else "%dist_init"

@@ -23,6 +23,7 @@ import termios
 import threading
 import time
 from dataclasses import dataclass, replace
+from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from ...features.telemetry.rank import status_page
@@ -211,7 +212,7 @@ class RankEnd:
         An interrupt may end the call, but never leaves half a group on the socket, which would make what follows
         unreadable.
         """
-        views = [memoryview(frame).cast("B") for frame in frames]
+        views = [PickleBuffer(frame).raw() for frame in frames]  # as plain bytes, whatever shape a buffer has
         parts: list[Any] = []
         for view in views:
             parts += (LENGTH.pack(view.nbytes), view)

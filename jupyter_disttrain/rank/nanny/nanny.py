@@ -219,14 +219,13 @@ class Nanny:
     def _on_subscription(self) -> None:
         self._has_subscriber = self._pub.recv()[:1] == b"\x01" or self._has_subscriber
 
-    def _poll_ms(self) -> int | None:
-        """Return the milliseconds to the nearest deadline, None without one."""
+    def _poll_ms(self) -> int:
+        """Return the milliseconds to the nearest deadline."""
         now = time.monotonic()
         hello = self._hellos.next_at if self._may_send_hello() else None
-        check = self._cluster.next_check
-        dues = (self._output.due, self._use.due, self._vitals.loop_due, self._kill_at, check, hello)
-        deadlines = [at for at in dues if at is not None]
-        return max(0, round((min(deadlines) - now) * 1000)) if deadlines else None
+        dues = (self._output.due, self._use.due, self._vitals.loop_due, self._kill_at, hello)
+        nearest = min([self._cluster.next_check, *(at for at in dues if at is not None)])
+        return max(0, round((nearest - now) * 1000))
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -332,9 +331,7 @@ class Nanny:
     def _on_metrics(self, data: bytes) -> None:
         try:
             self._metrics.write(unpack(data))
-            self._side_channel.publish_metrics(
-                data
-            )  # not through the replay buffer: clients that join later read the file
+            self._side_channel.publish_metrics(data)  # clients that join later read the file
         except (TypeError, ValueError) as error:  # a bad metric must not end the rank
             self._output.add("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
@@ -448,9 +445,8 @@ class Nanny:
             report_path = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
             write_whole(report_path, json.dumps(death.to_content()))
         except OSError as error:
-            sys.stderr.write(
-                f"the report of the exit could not be written: {error}\n"
-            )  # a client that joins detects that the process has ended
+            # A client that joins detects that the process has ended.
+            sys.stderr.write(f"the report of the exit could not be written: {error}\n")
 
     def _repeat(self, death: RankDeath) -> None:
         """Publish a death during start-up again and again, until the client has received it and ends this process.
@@ -463,7 +459,8 @@ class Nanny:
         deadline = time.monotonic() + NANNY_REPEAT_SECONDS
         while not self._stop_requested and time.monotonic() < deadline and self._cluster.is_there(once_reached=False):
             self._publish_record(death)
-            select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)
+            if select.select([self._wake_read], [], [], FIRST_PAUSE_SECONDS)[0]:
+                self._wake_read.recv(4096)  # e.g. of the rank's own end
 
     def _unregister(self) -> None:
         """Unregister from ipyparallel's hub, so that its clients don't have to wait for missed heartbeats."""

@@ -1,6 +1,6 @@
 """Signal, adopt and list processes for the nanny and the rank.
 
-Covers: Linux' prctl and tgkill, interrupting the programs that a rank waits for, whether a process runs.
+Covers: Linux' prctl and tgkill, interrupting the programs that a rank waits for, whether a process is in its exit.
 Does not cover: ending processes in order (``rank_sessions``).
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ...process_table import stat_fields
 from ...protocol.time_limits import PROGRAM_SECONDS
 from ...rank_sessions import end
 
@@ -110,11 +111,8 @@ def end_descendants() -> None:
 
 def is_ending(pid: int) -> bool:
     """Whether a process has ended or is inside its exit system call, which closes its files."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return True
-    return bool(int(fields[6]) & 4)  # PF_EXITING
+    fields = stat_fields(pid)
+    return not fields or bool(int(fields[6]) & 4)  # PF_EXITING
 
 
 def _prctl(option: int, value: int) -> None:

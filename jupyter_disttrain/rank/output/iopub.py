@@ -56,6 +56,7 @@ class Publisher:
         No thread prints meanwhile, and what was printed before belongs to the last cell: the nanny handles that first.
         """
         with self._turns.lock:
+            self._turns.send_rest()
             cell_threads.begin_cell(header)
             self._rank_end.wait_until_handled()
             mark = self._rank_end.mark
@@ -81,17 +82,11 @@ class Publisher:
         """Whether nothing was printed or published since ``mark``."""
         return self._rank_end.is_silent_since(mark)
 
-    def ending_cell(self) -> _Ending:
+    @contextmanager
+    def ending_cell(self) -> Iterator[None]:
         """Mark the message sent within as the cell's last."""
-        return _Ending(self)
-
-
-class _Ending:
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-
-    def __enter__(self) -> None:
-        self._publisher._kind = CELL_END  # noqa: SLF001
-
-    def __exit__(self, *_exc: object) -> None:
-        self._publisher._kind = PLACED  # noqa: SLF001
+        self._kind = CELL_END
+        try:
+            yield
+        finally:
+            self._kind = PLACED

@@ -65,12 +65,16 @@ class Turns:
         if before is not None and before is not stream:
             self._wire.wait_read(before.fileno())
 
+    def send_rest(self) -> None:
+        """Send what was printed without an end of line; only the stream that was written to last may have such text."""
+        if self._writer is not None:
+            self._writer.send_rest()
+
     def finish_other(self, stream: RankStream) -> None:
         """Have the other stream send what was printed on it before ``stream`` was written to."""
         if self._writer is not stream:
-            before, self._writer = self._writer, stream
-            if before is not None:
-                before.send_rest()
+            self.send_rest()
+            self._writer = stream
 
 
 class RankStream(io.TextIOBase):
@@ -344,16 +348,16 @@ class Descriptors:
 
     def __init__(self, wire: Wire) -> None:
         self._own = {1: wire.stdout_write, 2: wire.stderr_write}
-        self._files = {number: _file_of(number) for number in self._own}
+        self._files = {number: _file_of(number) for number in (0, *self._own)}
 
     def restore(self) -> str:
         """Restore the rank's own descriptors; returns a message that names those that were changed."""
         changed = [number for number, file in self._files.items() if _file_of(number) != file]
         for number in changed:
-            os.dup2(self._own[number], number)
-        if _file_of(0) is None:
-            restore_input()
-            changed.insert(0, 0)
+            if number == 0:
+                restore_input()
+            else:
+                os.dup2(self._own[number], number)
         if not changed:
             return ""
         which = " and ".join(map(str, changed))

@@ -34,11 +34,7 @@ class EventLoop:
 
 def epoll_descriptors() -> set[int]:
     """Return the epoll instances of this process."""
-    found = set()
-    for descriptor, target in _descriptors():
-        if target == "anon_inode:[eventpoll]":
-            found.add(descriptor)
-    return found
+    return {descriptor for descriptor, target in _descriptors() if target == "anon_inode:[eventpoll]"}
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
@@ -100,6 +96,8 @@ def _kind(descriptor: int, inode: int) -> str | None:
             return None
         if stat.S_ISFIFO(found.st_mode):
             return "pipe"
+        if not stat.S_ISSOCK(found.st_mode):
+            return None
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 return None

@@ -120,10 +120,8 @@ def _rearm(model: Any) -> None:
 @contextmanager
 def _as_made(model: Any) -> Iterator[None]:
     """Set ``requires_grad`` as when the model was made: a parameter frozen since may be unfrozen later."""
-    made_with = {id(parameter) for parameter in _made_with.get(model, ())}
+    made_with = {id(parameter) for parameter in _made_with[model]}
     changed = [each for each in model.module.parameters() if each.requires_grad != (id(each) in made_with)]
-    if not made_with:
-        changed = []
     for parameter in changed:
         parameter.requires_grad_(not parameter.requires_grad)
     try:

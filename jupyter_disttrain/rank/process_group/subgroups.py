@@ -17,6 +17,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
 from ..output.user_code import is_own
 from .gloo_sockets import EventLoop, epoll_descriptors, event_loops, shut_down
@@ -92,6 +93,7 @@ class Groups:
                 self._before = None
             if isinstance(pg, c10d.ProcessGroup):
                 asked = signature.bind(*args, **options).arguments
+                self._records = self.live  # without those that were destroyed
                 self._records[asked["group_name"]] = GroupRecord(
                     name=asked["group_name"],
                     ranks=tuple(asked["global_ranks_in_group"]),
@@ -109,15 +111,16 @@ class Groups:
 
     @property
     def live(self) -> dict[str, GroupRecord]:
-        """The groups that were not destroyed, by name."""
+        """The groups that were not destroyed, by name.
+
+        Other threads read this while the main thread makes groups, so it changes no record.
+        """
         from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-        names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001
-        self._records = {name: each for name, each in self._records.items() if names.get(each.held()) == name}
-        for pg, name in names.items():
-            if name not in self._records:
-                self._records[name] = _record_of(pg, name)
-        return dict(self._records)
+        names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001  (dict() copies in one step)
+        known = dict(self._records)
+        live = {name: each for name, each in known.items() if names.get(each.held()) == name}
+        return live | {name: _record_of(pg, name) for pg, name in names.items() if name not in live}
 
     @property
     def of_cells(self) -> dict[str, GroupRecord]:
@@ -206,13 +209,9 @@ def _abort_devices(pg: Any) -> None:
 
 def _cell_line_of_caller() -> str:
     """Return the number and text of a cell's innermost line on the stack; empty if no cell's code is on it."""
-    frame = sys._getframe()  # noqa: SLF001
-    while frame is not None:
+    for frame in outwards(sys._getframe()):  # noqa: SLF001
         filename = frame.f_code.co_filename
         if is_own(filename):
             text = linecache.getline(filename, frame.f_lineno).strip()
             return f"line {frame.f_lineno}: {text}" if text else f"line {frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return ""

@@ -197,12 +197,12 @@ def _end(number: int, _frame: Any) -> None:
     signal.signal(signal.SIGTERM, ignore_signal)  # already ending; a launcher may send SIGTERM as well
     signal.signal(signal.SIGINT, ignore_signal)
     began = time.monotonic()
-    _flush()
+    flush_all(sys.stdout, sys.stderr)
     if _exit is not None:
         try:
             _exit.run()
         except BaseException:  # noqa: BLE001  (from the user's exit handlers; the process ends all the same)
-            traceback.print_exc()
+            traceback.print_exc(file=sys.__stderr__)
         flush_all(sys.stdout, sys.stderr)
     # Neither finalize MPI nor destroy the process group: both wait for ranks that may have exited or hang. The
     # exception is a job that was started by the user's own mpirun, which treats a rank that exits without
@@ -212,11 +212,6 @@ def _end(number: int, _frame: Any) -> None:
     # Die of the signal itself, so that a rank that was ended from outside is reported with that signal.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 def _free_children_of_end() -> None:
@@ -293,8 +288,8 @@ def run_rank(wire: Wire) -> None:
     engine.id = hello.launch_rank
     engine.attach(wire, turns, hello, connection, profile, reserved)
     _serve(engine)
-    sys.stderr.write("the loop that serves this rank's cells has ended, which is a bug in jupyter_disttrain\n")
-    _flush()
+    stderr.write("the loop that serves this rank's cells has ended, which is a bug in jupyter_disttrain\n")
+    flush_all(sys.stdout, stderr)
     os._exit(os.EX_SOFTWARE)
 
 

@@ -16,16 +16,12 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
 from ...private_files import why_not_private
 from ...protocol.environment import LOCAL_DIR
 from ...protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
 from ...rank_sessions import end_abandoned, remove_unheld
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WATCHER = "watcher"  # lock file of the process that waits for the nannies' exit
 
@@ -140,14 +136,7 @@ def _wait_for_nannies(folder: Path, own: int) -> None:
 
 def _sweep(except_for: Path) -> None:
     """Remove the folders of clusters whose nannies were killed."""
-    for folder in _folders():
-        if folder == except_for:
-            continue
-        remove_unheld(folder, NANNIES)
-
-
-def _folders() -> Iterator[Path]:
     for folder in ROOT.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
-            if folder.lstat().st_uid == os.getuid():  # lstat: do not follow another user's link
-                yield folder
+            if folder != except_for and folder.lstat().st_uid == os.getuid():  # lstat: not of the target of a link
+                remove_unheld(folder, NANNIES)

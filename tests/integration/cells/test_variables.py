@@ -95,8 +95,9 @@ def test_received_arrays_and_tensors_are_writable(cluster: Cluster) -> None:
 
 def test_nested_values_keep_their_structure(cluster: Cluster) -> None:
     sent = {"a": [1, (2.5, None)], "b": {"c": {3}, "d": b"\0x"}, "array": np.arange(3), "f": lambda x: x + 1}
-    cluster.push({"sent": sent})
+    cluster.push({"sent": sent | {"no rows": np.empty((0, 3))}})
     got = cluster.pull("sent")[0]["sent"]
+    assert got["no rows"].shape == (0, 3)
     assert got["f"](1) == 2
     assert got["array"].tolist() == [0, 1, 2]
     assert {name: got[name] for name in ("a", "b")} == {name: sent[name] for name in ("a", "b")}

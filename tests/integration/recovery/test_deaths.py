@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+CRASHING_CHILD = """import ctypes, multiprocessing
+child = multiprocessing.get_context("fork").Process(target=ctypes.string_at, args=(0,)); child.start(); child.join()
+assert child.exitcode == -11"""
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_dead_rank_is_replaced_and_others_keep_their_variables(three: Cluster, victim: int) -> None:
     pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
     three.run("import sys; sys.stderr.write('of an earlier cell\\n')")
+    three.run(CRASHING_CHILD)
     run = three.run("sys.stderr.write('of this cell\\n')\nwhile True: dist.all_reduce(torch.ones(1000))", block=False)
     assert wait_until(lambda: set(run.stderr.values()) == {"of this cell\n"})
     psutil.Process(pids[victim]).kill()

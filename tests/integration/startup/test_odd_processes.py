@@ -59,6 +59,7 @@ def test_python_variables_apply_to_ranks_only(odd: Cluster) -> None:
         ("os.close(1)", f"descriptor was {RESTORED}: 1"),
         ("os.close(0); os.close(1); os.close(2)", f"descriptors were {RESTORED}: 0 and 1 and 2"),
         ("os.dup2(os.open(os.devnull, os.O_WRONLY), 2)", f"descriptor was {RESTORED}: 2"),
+        ("os.dup2(os.open(os.__file__, os.O_RDONLY), 0)", f"descriptor was {RESTORED}: 0"),
         ("os.closerange(0, 3)", f"descriptors were {RESTORED}: 0 and 1 and 2"),
         ("sys.stdout.close(); sys.stderr.close()", ""),
     ],

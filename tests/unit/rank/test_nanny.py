@@ -1,0 +1,51 @@
+"""The messages of a rank and its nanny while it starts: that it has started, and that it has exited."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.rank.nanny.nanny import Nanny
+from jupyter_disttrain.rank.startup.announce import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_hello_is_rare_after_a_receipt_and_stops_after_registration() -> None:
+    hellos = Hellos()
+    assert hellos.is_due()
+    assert hellos.next_at - time.monotonic() <= FIRST_PAUSE_SECONDS
+    hellos.delay()
+    assert hellos.next_at - time.monotonic() > LONGEST_PAUSE_SECONDS  # but it is repeated: the receiver may have exited
+    hellos.next_at = 0.0
+    hellos.is_known = True
+    assert not hellos.is_due()
+
+
+def test_death_is_repeated_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[Any] = []
+    wake_read, wake_write = socket.socketpair()
+    nanny: Any = SimpleNamespace(
+        _pid=1,
+        _stop_requested=False,
+        _cluster=SimpleNamespace(is_there=lambda *, once_reached: not once_reached),
+        _publish_record=published.append,
+        _wake_read=wake_read,
+    )
+    ready = select.select
+
+    def wait(*sources: Any) -> Any:
+        found = ready(*sources[:3], 0)
+        nanny._stop_requested = not found[0] or len(published) > 5  # it pauses, or would go on without a pause
+        return found
+
+    monkeypatch.setattr(select, "select", wait)
+    with wake_read, wake_write:
+        wake_write.send(b"\0")  # SIGCHLD of the rank itself
+        Nanny._repeat(nanny, RankDeath(engine="", pid=1, host="node7", exit_code=1))
+    assert len(published) == 2
