@@ -70,12 +70,7 @@ export class ClustersPanel extends Widget {
     this.client = client;
     this.stores = stores;
     this.trans = trans;
-    this.actions = {
-      request: (id, action) => client.requestAction(id, action),
-      log: (id, selection) => client.log(id, selection),
-      logUrl: (id, rank) => client.logUrl(id, rank),
-      ...(enlarge && { enlarge })
-    };
+    this.actions = { ...client.actions, ...(enlarge && { enlarge }) };
     this.addClass('jdt-panel');
     this.empty = element(
       'div',
