@@ -14,9 +14,9 @@ import { Signal } from '@lumino/signaling';
 import { readReply, readServerMessage } from '../protocol/messages';
 import { API, serverActions } from '../protocol/serverActions';
 import type {
-  DeviceHistory,
   IActions,
-  IMetricsMessage,
+  IDevicesUpdate,
+  IMetricsUpdate,
   IServerState
 } from '../protocol/types';
 
@@ -26,14 +26,8 @@ const MAX_DELAY_MS = 8000;
 
 export class ServerClient {
   readonly stateChanged = new Signal<this, IServerState>(this);
-  readonly devicesReceived = new Signal<
-    this,
-    { id: string; devices: DeviceHistory }
-  >(this);
-  readonly metricsReceived = new Signal<
-    this,
-    { id: string; metrics: IMetricsMessage }
-  >(this);
+  readonly devicesReceived = new Signal<this, IDevicesUpdate>(this);
+  readonly metricsReceived = new Signal<this, IMetricsUpdate>(this);
   /** Emits whether the server is connected. */
   readonly connectionChanged = new Signal<this, boolean>(this);
 

@@ -8,9 +8,11 @@
 import type {
   DeviceHistory,
   ICluster,
+  IDevicesUpdate,
   ILog,
   ILogPart,
   IMetricsMessage,
+  IMetricsUpdate,
   IServerState,
   IStartingCluster,
   IUnreadableCluster,
@@ -20,8 +22,8 @@ import type {
 /** A message of the server's websocket. */
 export type ServerMessage =
   | { kind: 'state'; state: IServerState }
-  | { kind: 'devices'; id: string; devices: DeviceHistory }
-  | { kind: 'metrics'; id: string; metrics: IMetricsMessage };
+  | ({ kind: 'devices' } & IDevicesUpdate)
+  | ({ kind: 'metrics' } & IMetricsUpdate);
 
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
@@ -124,9 +126,7 @@ function isLogPart(value: unknown): value is ILogPart {
  * Read a binary message of the server: the header's length as a 32-bit
  * integer, the header as JSON, the columns.
  */
-function readFramedMetrics(
-  data: ArrayBuffer
-): Extract<ServerMessage, { kind: 'metrics' }> | null {
+function readFramedMetrics(data: ArrayBuffer): ServerMessage | null {
   const length = new DataView(data).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
   const header: unknown = JSON.parse(text);
