@@ -182,7 +182,7 @@ export function addClusterCommands(
   };
   const request = async (action: Action, cluster = target()): Promise<void> => {
     try {
-      await client.requestAction(cluster?.id ?? '', action);
+      await client.actions.request(cluster?.id ?? '', action);
     } catch (error) {
       await showErrorMessage(
         cluster?.name ?? '',

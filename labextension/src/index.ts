@@ -119,7 +119,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
       commands: app.commands,
       startCommand: CommandIDs.startRanks
     };
-    // Notebook 7 has no room for it beside the notebook.
+    // Notebook 7 shows one document only.
     const main =
       labShell &&
       new MainArea(labShell, trans.__('Ranks'), () => {

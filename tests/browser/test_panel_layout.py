@@ -157,6 +157,16 @@ FEED = """() => {
     shown.emit('msg:custom', { devices: Object.fromEntries(points) }, []);
   }
 }"""
+# Inputs whose placeholder is wider than their content box.
+CUT_PLACEHOLDERS = """() => {
+  const context = document.createElement('canvas').getContext('2d');
+  return [...document.querySelectorAll('.jdt-view input[placeholder]')].filter(each => {
+    const { font, paddingLeft, paddingRight } = getComputedStyle(each);
+    context.font = font;
+    const room = each.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+    return each.clientWidth > 0 && context.measureText(each.placeholder).width > room;
+  }).map(each => each.placeholder);
+}"""
 TOP = "node => document.querySelector(node).getBoundingClientRect().top"
 
 
@@ -190,12 +200,15 @@ def first_ranks(page: Page, count: int) -> list[str]:
 
 @pytest.mark.browser
 def test_many_ranks_are_summarized_filtered_and_sorted(page: Page) -> None:
-    page.set_viewport_size({"width": 300, "height": 900})
+    page.set_viewport_size({"width": 250, "height": 900})
     with served() as address:
         page.goto(address)
         page.wait_for_function("() => window.ready")
         page.evaluate(FEED)
         page.locator(".jdt-rank").first.wait_for()
+        assert page.evaluate(CUT_PLACEHOLDERS) == []
+        assert "0-7,12" in (page.locator(".jdt-filter input").get_attribute("title") or "")
+        page.set_viewport_size({"width": 300, "height": 900})
         assert texts(page.locator(".jdt-chip")) == ["62 running", "1 not responding", "1 dead"]
         page.locator(".jdt-plot canvas").first.wait_for()
         assert page.evaluate(TOP, ".jdt-plot") < 620

@@ -27,6 +27,7 @@ MOST_LINES = 8  # more ranks than this are drawn as their mean with a band
 WIDTH, HEIGHT = 334, 144
 LEFT, RIGHT, TOP, BOTTOM = 62, 8, 34, 18
 POINTS = 300  # points of a line
+MIN_SPAN = 0.02  # of y, as a fraction of the largest value; as in labextension/src/view/plots/scales.ts
 MOST_GAPS = 50
 WRONG = "#d00000"
 MIB = 2**20
@@ -70,17 +71,21 @@ def _table(ranks: Sequence[dict[str, Any]]) -> str:
 
 def _plot(found: Gathered) -> str:
     """Return one metric as SVG; values that are not finite are gaps."""
-    stride = max(1, math.ceil(len(found.steps) / POINTS))
-    steps = found.steps[::stride]
     is_band = len(found.ranks) > MOST_LINES
     shown = [found.minimum, found.maximum, found.mean] if is_band else list(found.values.T)
-    lines = [[float(value) for value in line[::stride]] for line in shown]
+    end = _common_end(found) if is_band else len(found.steps)
+    stride = max(1, math.ceil(end / POINTS))
+    steps = found.steps[:end:stride]
+    lines = [[float(value) for value in line[:end:stride]] for line in shown]
     finite = [value for line in lines for value in line if math.isfinite(value)]
     title = html.escape(found.name)
     if not finite:
         return f"<p>{title}: no finite value</p>"
     low, high = min(finite), max(finite)
-    high = high if high > low else low + (abs(low) or 1.0)
+    is_constant = low == high
+    missing_span = MIN_SPAN * (max(abs(low), abs(high)) or 1.0) - (high - low)
+    if missing_span > 0:
+        low, high = low - missing_span / 2, high + missing_span / 2
     first, last = float(steps[0]), float(steps[-1])
     across = (WIDTH - LEFT - RIGHT) / ((last - first) or 1.0)
     up = (HEIGHT - TOP - BOTTOM) / (high - low)
@@ -100,12 +105,15 @@ def _plot(found: Gathered) -> str:
         points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
         drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_style(rank)} stroke-width="1.75"/>')
     bottom = HEIGHT - BOTTOM
-    drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in _gaps(found)]
+    gaps = [step for step in _gaps(found) if step <= last]
+    drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in gaps]
+    right = f'x="{LEFT - 4}" text-anchor="end"'
     texts = (
         f'<text x="{LEFT}" y="13" font-weight="bold">{title}</text>',
-        f'<text x="{LEFT}" y="27">{_legend(found, is_band=is_band)}</text>',
-        f'<text x="{LEFT - 4}" y="{TOP + 8}" text-anchor="end">{high:.3g}</text>',
-        f'<text x="{LEFT - 4}" y="{bottom}" text-anchor="end">{low:.3g}</text>',
+        f'<text x="{LEFT}" y="27">{_legend(found, end, is_band=is_band)}</text>',
+        f'<text {right} y="{(TOP + bottom) // 2 + 4}">{finite[0]:.4g}</text>'
+        if is_constant
+        else f'<text {right} y="{TOP + 8}">{high:.3g}</text><text {right} y="{bottom}">{low:.3g}</text>',
         f'<text x="{LEFT}" y="{HEIGHT - 4}">{int(first)}</text>',
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{int(last)}</text>',
     )
@@ -122,10 +130,16 @@ def _style(rank: int) -> str:
     return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'
 
 
-def _legend(found: Gathered, *, is_band: bool) -> str:
+def _common_end(found: Gathered) -> int:
+    """Return the number of steps up to the last one that all ranks have logged."""
+    since_last = found.is_missing[::-1].argmin(axis=0)
+    return len(found.steps) - int(since_last.max())
+
+
+def _legend(found: Gathered, end: int, *, is_band: bool) -> str:
     """Return each line's rank, with the last values."""
     if is_band:
-        return f"mean {found.mean[-1]:.3g}, range of {label_ranks(found.ranks)}"
+        return f"mean {found.mean[end - 1]:.3g}, range of {label_ranks(found.ranks)}"
     spans = (
         f'<tspan fill="{COLOURS[rank % len(COLOURS)]}">rank {rank}: {last:.3g}</tspan>'
         for rank, last in zip(found.ranks, found.values[-1], strict=True)

@@ -30,7 +30,7 @@ import {
 } from './rankLines';
 import { RankSelector } from './rankSelector';
 
-export const RANKS_MIME = 'application/vnd.disttrain.ranks+json';
+const RANKS_MIME = 'application/vnd.disttrain.ranks+json';
 
 type OnSelect = (node: HTMLElement, rank: number | null) => void;
 
@@ -128,7 +128,7 @@ class RankOutputArea {
 }
 
 /** Renders lines that several ranks printed. */
-export class RankOutput extends Widget implements IRenderMime.IRenderer {
+class RankOutput extends Widget implements IRenderMime.IRenderer {
   private static count = 0;
   readonly panelId = `jdt-rank-text-${String(RankOutput.count++)}`;
   ranks: number[] = [];

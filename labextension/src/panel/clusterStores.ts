@@ -9,23 +9,17 @@
 import type { ISignal } from '@lumino/signaling';
 
 import type {
-  DeviceHistory,
   ICluster,
-  IMetricsMessage
+  IDevicesUpdate,
+  IMetricsUpdate
 } from '../protocol/types';
 import { ClusterStore } from '../stores/clusterStore';
 
 /** The part of the server client that fills stores. */
 export interface IClusterSource {
   readonly stateChanged: ISignal<unknown, { clusters: ICluster[] }>;
-  readonly metricsReceived: ISignal<
-    unknown,
-    { id: string; metrics: IMetricsMessage }
-  >;
-  readonly devicesReceived: ISignal<
-    unknown,
-    { id: string; devices: DeviceHistory }
-  >;
+  readonly metricsReceived: ISignal<unknown, IMetricsUpdate>;
+  readonly devicesReceived: ISignal<unknown, IDevicesUpdate>;
   watch(ids: string[]): void;
 }
 

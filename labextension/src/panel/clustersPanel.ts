@@ -59,7 +59,6 @@ export class ClustersPanel extends Widget {
   private shown = '';
   private readonly idPrefix = `jdt-cluster-${String(++panelCount)}`;
 
-  private readonly client: ServerClient;
   private readonly stores: ClusterStores;
   private readonly trans: TranslationBundle;
   private readonly actions: IActions;
@@ -67,15 +66,9 @@ export class ClustersPanel extends Widget {
   constructor(options: IPanelOptions) {
     super();
     const { client, stores, trans, commands, startCommand, enlarge } = options;
-    this.client = client;
     this.stores = stores;
     this.trans = trans;
-    this.actions = {
-      request: (id, action) => client.requestAction(id, action),
-      log: (id, selection) => client.log(id, selection),
-      logUrl: (id, rank) => client.logUrl(id, rank),
-      ...(enlarge && { enlarge })
-    };
+    this.actions = { ...client.actions, ...(enlarge && { enlarge }) };
     this.addClass('jdt-panel');
     this.empty = element(
       'div',
@@ -98,7 +91,17 @@ export class ClustersPanel extends Widget {
         start.disabled = !commands.isEnabled(startCommand);
       }
     };
-    commands.commandChanged.connect(updateStartButton);
+    // With a receiver, dispose() disconnects these.
+    commands.commandChanged.connect(updateStartButton, this);
+    client.stateChanged.connect((_, state) => {
+      this.showState(state);
+    }, this);
+    client.connectionChanged.connect((_, isConnected) => {
+      const reason = isConnected ? '' : trans.__('the server is not reached');
+      this.views.forEach(view => {
+        view.setStale(reason);
+      });
+    }, this);
     updateStartButton();
     this.tabs.setAttribute('aria-label', trans.__('clusters'));
     addTabKeys(this.tabs);
@@ -109,28 +112,11 @@ export class ClustersPanel extends Widget {
       this.empty,
       this.content
     );
-    client.stateChanged.connect(this.onState);
-    client.connectionChanged.connect(this.onConnection);
     this.showState(client.state);
   }
 
   private readonly translate: Translate = (text, ...args) =>
     this.trans.__(text, ...args);
-
-  private readonly onState = (_: ServerClient, state: IServerState): void => {
-    this.showState(state);
-  };
-
-  private readonly onConnection = (
-    _: ServerClient,
-    isConnected: boolean
-  ): void => {
-    this.views.forEach(view => {
-      view.setStale(
-        isConnected ? '' : this.trans.__('the server is not reached')
-      );
-    });
-  };
 
   private showState(state: IServerState): void {
     const { clusters, starting } = state;
@@ -253,11 +239,6 @@ export class ClustersPanel extends Widget {
   }
 
   override dispose(): void {
-    if (this.isDisposed) {
-      return;
-    }
-    this.client.stateChanged.disconnect(this.onState);
-    this.client.connectionChanged.disconnect(this.onConnection);
     this.views.forEach(view => {
       view.destroy();
     });

@@ -8,9 +8,11 @@
 import type {
   DeviceHistory,
   ICluster,
+  IDevicesUpdate,
   ILog,
   ILogPart,
   IMetricsMessage,
+  IMetricsUpdate,
   IServerState,
   IStartingCluster,
   IUnreadableCluster,
@@ -20,8 +22,8 @@ import type {
 /** A message of the server's websocket. */
 export type ServerMessage =
   | { kind: 'state'; state: IServerState }
-  | { kind: 'devices'; id: string; devices: DeviceHistory }
-  | { kind: 'metrics'; id: string; metrics: IMetricsMessage };
+  | ({ kind: 'devices' } & IDevicesUpdate)
+  | ({ kind: 'metrics' } & IMetricsUpdate);
 
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
@@ -31,7 +33,7 @@ export function isPlots(value: unknown): value is Plots {
   return ['all', 'metrics', 'devices', 'none'].some(each => each === value);
 }
 
-/** Checks what other versions of this package lack; the rest is our own. */
+/** Checks the fields that clusters of other versions lack. */
 export function isCluster(value: unknown): value is ICluster {
   return (
     isRecord(value) &&
@@ -41,7 +43,7 @@ export function isCluster(value: unknown): value is ICluster {
   );
 }
 
-/** Read a message of the websocket; null if it is none of ours. */
+/** Read a message of the websocket; null if it is of no known type. */
 export function readServerMessage(data: unknown): ServerMessage | null {
   if (data instanceof ArrayBuffer) {
     return readFramedMetrics(data);
@@ -124,9 +126,7 @@ function isLogPart(value: unknown): value is ILogPart {
  * Read a binary message of the server: the header's length as a 32-bit
  * integer, the header as JSON, the columns.
  */
-export function readFramedMetrics(
-  data: ArrayBuffer
-): Extract<ServerMessage, { kind: 'metrics' }> | null {
+function readFramedMetrics(data: ArrayBuffer): ServerMessage | null {
   const length = new DataView(data).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(data, 4, length));
   const header: unknown = JSON.parse(text);
@@ -156,7 +156,7 @@ export function readBufferedMetrics(
  * Read columns that follow one another, the widest numbers first, so that each
  * column begins at a multiple of its width.
  */
-export function readMetrics(
+function readMetrics(
   header: unknown,
   data: ArrayBuffer,
   start: number

@@ -142,6 +142,18 @@ export type DeviceSample = (number | null)[];
 /** Samples by rank, in order of time. */
 export type DeviceHistory = Record<string, DeviceSample[]>;
 
+/** New metric values of one cluster. */
+export interface IMetricsUpdate {
+  id: string;
+  metrics: IMetricsMessage;
+}
+
+/** New samples of one cluster. */
+export interface IDevicesUpdate {
+  id: string;
+  devices: DeviceHistory;
+}
+
 /** Which plots are shown. */
 export type Plots = 'all' | 'metrics' | 'devices' | 'none';
 

@@ -17,6 +17,8 @@ export type Curve = (number | null)[];
 export class Series {
   readonly steps: number[] = [];
   readonly curves = new Map<number, Curve>();
+  /** The last step of each rank, also if its value was not finite. */
+  readonly lastSteps = new Map<number, number>();
   private readonly indexOfStep = new Map<number, number>();
   private readonly counts = new Map<number, number>();
 
@@ -34,6 +36,7 @@ export class Series {
       at = this.counts.get(rank) ?? 0;
       this.counts.set(rank, at + 1);
     }
+    this.lastSteps.set(rank, Math.max(at, this.lastSteps.get(rank) ?? at));
     let curve = this.curves.get(rank);
     if (curve === undefined) {
       curve = new Array<number | null>(this.steps.length).fill(null);

@@ -23,6 +23,7 @@ import { RankFilter } from './rankFilter';
 import {
   formatProgress,
   ownsRanks,
+  silentRanks,
   slowestLoop,
   summarizeActivity,
   summarizeStates
@@ -71,16 +72,19 @@ export class ClusterView {
     this.charts = new Charts(store, trans);
     this.log = new RankLog(trans, actions);
     this.confirmation = new Confirmation(trans);
-    this.table = new RankTable(trans, rank => {
-      this.log.open(this.cluster?.id ?? '', rank);
-    });
+    this.table = new RankTable(
+      trans,
+      rank => {
+        this.log.open(this.cluster?.id ?? '', rank);
+      },
+      () => {
+        this.schedule();
+      }
+    );
     this.filter = new RankFilter(trans, (filter, order) => {
       this.table.setFilter(filter, order);
       this.schedule();
     });
-    this.table.onToggle = (): void => {
-      this.schedule();
-    };
     this.resetButton = this.makeResetButton();
     this.toolbar = this.makeToolbar();
     this.node = element(
@@ -277,7 +281,10 @@ export class ClusterView {
       ]);
       this.filter.show(cluster);
       this.table.show(cluster);
-      this.charts.setFilter(this.filter.matching(cluster));
+      this.charts.setRanks({
+        filter: this.filter.matching(cluster),
+        silent: silentRanks(cluster)
+      });
     }
     this.charts.draw();
   }

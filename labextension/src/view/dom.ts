@@ -40,6 +40,21 @@ export function button(
   return made;
 }
 
+/** Returns the width of a text in px. */
+export type MeasureText = (text: string, font: string) => number;
+
+/** Measure texts with a canvas, which needs no layout. */
+export function makeMeasure(): MeasureText {
+  const context = document.createElement('canvas').getContext('2d');
+  return (text, font) => {
+    if (context === null) {
+      return 0; // no canvas, as with some privacy settings
+    }
+    context.font = font;
+    return context.measureText(text).width;
+  };
+}
+
 /** Save a text as a file through the browser. */
 export function download(name: string, text: string): void {
   const url = URL.createObjectURL(new Blob([text], { type: 'text/plain' }));
@@ -61,33 +76,33 @@ export function addToolbarKeys(toolbar: HTMLElement): void {
   toolbar.addEventListener('focusin', ({ target }) => {
     setTabStop(enabled().find(each => each === target));
   });
-  toolbar.addEventListener('keydown', event => {
+  onArrowKeys(toolbar, step => {
     const buttons = enabled();
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step === undefined || buttons.length === 0) {
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
-    const at = buttons.findIndex(each => each === event.target) + step;
-    buttons[(at + buttons.length) % buttons.length]?.focus();
+    const at = buttons.findIndex(each => each === document.activeElement);
+    buttons.at((at + step) % buttons.length)?.focus();
   });
 }
 
 /** Make arrow keys select the next tab, as the ARIA tabs pattern requires. */
 export function addTabKeys(list: HTMLElement): void {
-  list.addEventListener('keydown', event => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  onArrowKeys(list, step => {
     const tabs = [...list.querySelectorAll<HTMLElement>('[role=tab]')];
-    if (step === undefined || tabs.length === 0) {
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
-    const at = tabs.findIndex(tab => tab.ariaSelected === 'true') + step;
-    const next = tabs[(at + tabs.length) % tabs.length];
+    const at = tabs.findIndex(tab => tab.ariaSelected === 'true');
+    const next = tabs.at((at + step) % tabs.length);
     next?.click();
     next?.focus();
+  });
+}
+
+/** Call a function with -1 for the left arrow key and 1 for the right one. */
+function onArrowKeys(node: HTMLElement, move: (step: number) => void): void {
+  node.addEventListener('keydown', event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step !== undefined) {
+      event.preventDefault();
+      event.stopPropagation();
+      move(step);
+    }
   });
 }
 

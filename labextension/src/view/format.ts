@@ -4,6 +4,11 @@
 
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
+/** Ticks whose ratio is larger, on a logarithmic axis, have exponents. */
+const MAX_RATIO = 1e4;
+/** The error of a tick's label, as a fraction of the distance to the next. */
+const TICK_TOLERANCE = 5e-4;
+const MAX_DECIMALS = 12;
 
 export interface IByteUnit {
   name: string;
@@ -69,6 +74,42 @@ export function formatNumber(value: number, digits = 4): string {
   return size >= 1e5 || size < 1e-3
     ? value.toExponential(2)
     : value.toLocaleString('en', { maximumSignificantDigits: digits });
+}
+
+/**
+ * Format the ticks of one axis in one notation, with as many decimals as the
+ * distance between them needs; null, a tick without a label, is empty.
+ */
+export function formatTicks(ticks: (number | null)[]): string[] {
+  const known = ticks.filter(tick => tick !== null);
+  const sizes = known.map(Math.abs).filter(size => size > 0);
+  const [least, most] = [Math.min(...sizes), Math.max(0, ...sizes)];
+  const isExponential = most < 1e-3 || most >= 1e5 || most > MAX_RATIO * least;
+  const distances = known.slice(1).map((tick, at) => tick - (known[at] ?? 0));
+  const tolerance = TICK_TOLERANCE * Math.min(most, ...distances);
+  const round = (tick: number, decimals: number): string =>
+    isExponential ? tick.toExponential(decimals) : tick.toFixed(decimals);
+  let decimals = 0;
+  while (
+    decimals < MAX_DECIMALS &&
+    known.some(
+      tick => Math.abs(Number(round(tick, decimals)) - tick) > tolerance
+    )
+  ) {
+    decimals++;
+  }
+  return ticks.map(tick => {
+    if (tick === null) {
+      return '';
+    }
+    if (isExponential) {
+      return tick === 0 ? '0' : round(tick, decimals);
+    }
+    return tick.toLocaleString('en', {
+      minimumFractionDigits: decimals,
+      maximumFractionDigits: decimals
+    });
+  });
 }
 
 export function formatPercent(fraction: number): string {

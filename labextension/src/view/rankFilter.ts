@@ -32,7 +32,7 @@ export class RankFilter {
     );
     this.input = element('input', {
       type: 'search',
-      placeholder: trans('filter: 0-7, dead, …'),
+      placeholder: trans('filter ranks'),
       title: hint,
       'aria-label': hint
     });

@@ -71,6 +71,16 @@ export function summarizeActivity(cluster: ICluster, trans: Translate): string {
   ].join(', ');
 }
 
+/** The ranks that report no values: they have exited or do not respond. */
+export function silentRanks(cluster: ICluster): ReadonlySet<number> {
+  const silent: RankState[] = ['dead', 'ended', 'not responding'];
+  return new Set(
+    cluster.ranks
+      .filter(rank => silent.includes(rank.state))
+      .map(each => each.rank)
+  );
+}
+
 /** The text of the status bar: all clusters, and the mean use of their GPUs. */
 export function summarizeServer(
   { clusters, starting }: IServerState,

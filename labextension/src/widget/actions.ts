@@ -5,7 +5,8 @@
  */
 
 import { isRecord, readLogs, readReply } from '../protocol/messages';
-import type { Action, IActions, ILog, LogSelection } from '../protocol/types';
+import { API, serverActions } from '../protocol/serverActions';
+import type { IActions } from '../protocol/types';
 
 /** The part of anywidget's model that this package uses. */
 export interface IModel {
@@ -43,52 +44,36 @@ function findServer(): IServer | null {
 /** Make the actions for the page that the widget is in. */
 export function makeActions(model: IModel): IActions {
   const server = findServer();
-  return server === null ? kernelActions(model) : serverActions(server);
-}
-
-function serverActions(server: IServer): IActions {
-  return {
-    request: async (id: string, action: Action): Promise<void> => {
-      await requestServer(server, `clusters/${id}/${action}`, 'POST');
-    },
-    log: async (id: string, selection: LogSelection): Promise<ILog[]> => {
-      const path = `clusters/${id}/log?rank=${String(selection)}`;
-      return readLogs(await requestServer(server, path, 'GET'));
-    },
-    logUrl: (id: string, rank: number): string =>
-      `${server.base}disttrain/api/clusters/${id}/log/file?rank=${String(rank)}`
-  };
+  return server === null
+    ? kernelActions(model)
+    : serverActions(
+        path => `${server.base}${API}/${path}`,
+        (url, method) => requestServer(server.token, url, method)
+      );
 }
 
 async function requestServer(
-  server: IServer,
-  path: string,
+  token: string,
+  url: string,
   method: string
 ): Promise<unknown> {
   const cookie = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie);
-  const headers: Record<string, string> = {};
-  if (cookie?.[1]) {
-    headers['X-XSRFToken'] = cookie[1];
-  }
-  if (server.token) {
-    headers.Authorization = `token ${server.token}`;
-  }
-  const url = `${server.base}disttrain/api/${path}`;
-  const response = await fetch(url, {
-    method,
-    headers,
-    credentials: 'same-origin'
-  });
-  return readReply(response);
+  const headers = {
+    ...(cookie?.[1] && { 'X-XSRFToken': cookie[1] }),
+    ...(token && { Authorization: `token ${token}` })
+  };
+  return readReply(
+    await fetch(url, { method, headers, credentials: 'same-origin' })
+  );
 }
 
 /** Actions without a server. */
 export function kernelActions(model: IModel): IActions {
   return {
-    request: async (_id: string, action: Action): Promise<void> => {
+    request: async (_, action) => {
       await requestKernel(model, { ask: action });
     },
-    log: async (_id: string, selection: LogSelection): Promise<ILog[]> =>
+    log: async (_, selection) =>
       readLogs(await requestKernel(model, { ask: 'log', rank: selection })),
     logUrl: () => null
   };

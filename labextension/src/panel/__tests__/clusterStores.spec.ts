@@ -3,22 +3,16 @@ import { describe, expect, it } from 'vitest';
 
 import { makeCluster, makeMetrics } from '../../__tests__/data';
 import type {
-  DeviceHistory,
   ICluster,
-  IMetricsMessage
+  IDevicesUpdate,
+  IMetricsUpdate
 } from '../../protocol/types';
 import { ClusterStores, type IClusterSource } from '../clusterStores';
 
 class FakeSource implements IClusterSource {
   readonly stateChanged = new Signal<this, { clusters: ICluster[] }>(this);
-  readonly metricsReceived = new Signal<
-    this,
-    { id: string; metrics: IMetricsMessage }
-  >(this);
-  readonly devicesReceived = new Signal<
-    this,
-    { id: string; devices: DeviceHistory }
-  >(this);
+  readonly metricsReceived = new Signal<this, IMetricsUpdate>(this);
+  readonly devicesReceived = new Signal<this, IDevicesUpdate>(this);
   readonly watched: string[][] = [];
 
   watch(ids: string[]): void {

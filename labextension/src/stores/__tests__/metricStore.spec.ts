@@ -79,6 +79,19 @@ describe('MetricStore', () => {
     expect(seriesOf(store).curves.get(0)).toEqual([null, null, 1]);
   });
 
+  it('knows the last step of each rank, also without a finite value', () => {
+    const store = storeOf([
+      { name: 'loss', value: Number.NaN, step: 7 },
+      { name: 'loss', value: 1, step: 5 },
+      { name: 'loss', value: 1, rank: 1 },
+      { name: 'loss', value: 1, rank: 1 }
+    ]);
+    expect([...seriesOf(store).lastSteps]).toEqual([
+      [0, 7],
+      [1, 1]
+    ]);
+  });
+
   it('starts a metric again in a later cell, and puts it last', () => {
     const store = storeOf(
       [

@@ -10,7 +10,8 @@ import {
   formatMessage,
   formatNumber,
   formatPercent,
-  formatRate
+  formatRate,
+  formatTicks
 } from '../format';
 
 const MIB = 2 ** 20;
@@ -100,6 +101,52 @@ describe('formatNumber', () => {
 
   it('has as many significant digits as given', () => {
     expect(formatNumber(38.2468, 3)).toBe('38.2');
+  });
+});
+
+describe('formatTicks', () => {
+  it.each([
+    [
+      [0.00099, 0.000995, 0.001, 0.001005],
+      ['0.000990', '0.000995', '0.001000', '0.001005']
+    ],
+    [
+      [0, 0.25, 0.5],
+      ['0.00', '0.25', '0.50']
+    ],
+    [
+      [-0.1 * 3, 0, 0.1 * 3],
+      ['-0.3', '0.0', '0.3']
+    ],
+    [
+      [2000, 12_000],
+      ['2,000', '12,000']
+    ],
+    [
+      [0, 5e4, 1e5],
+      ['0', '5e+4', '1e+5']
+    ],
+    [
+      [9.8e-4, 9.9e-4],
+      ['9.8e-4', '9.9e-4']
+    ],
+    [
+      [1e-5, null, 1e-2, 10],
+      ['1e-5', '', '1e-2', '1e+1']
+    ],
+    [[], []]
+  ])('of %j are %j', (ticks, texts) => {
+    expect(formatTicks(ticks)).toEqual(texts);
+  });
+
+  it.each([
+    [Math.fround(0.001), '0.001'],
+    [2.30258, '2.303'],
+    [1, '1'],
+    [0, '0'],
+    [0.00012345, '1.234e-4']
+  ])('of %d alone has four digits at most: %s', (value, text) => {
+    expect(formatTicks([value])).toEqual([text]);
   });
 });
 

@@ -6,6 +6,7 @@ import {
   formatProgress,
   formatRankCount,
   ownsRanks,
+  silentRanks,
   slowestLoop,
   summarizeActivity,
   summarizeServer,
@@ -45,6 +46,15 @@ describe('summarizeStates', () => {
     expect(summarizeStates(MIXED, translate)).toBe(
       '1 running · 2 in collective · 1 dead'
     );
+  });
+});
+
+describe('silentRanks', () => {
+  it('are those from which no values are expected', () => {
+    expect([...silentRanks(MIXED)]).toEqual([0]);
+    const states = ['idle', 'ended', 'not responding'] as const;
+    const ranks = states.map((state, rank) => makeRank(rank, { state }));
+    expect([...silentRanks(makeCluster(ranks))]).toEqual([1, 2]);
   });
 });
 

@@ -29,7 +29,6 @@ const SMOOTHING_WEIGHTS = ['0', '0.6', '0.9', '0.97'];
 
 /** One plot, before it is drawn. */
 interface IPlotSpec {
-  key: string;
   title: string;
   quantity: Quantity;
   isTime: boolean;
@@ -42,7 +41,6 @@ interface IPlotSpec {
 /** All plots of one cluster. */
 export class Charts {
   readonly node: HTMLElement;
-  private readonly plots = new Map<string, Plot>();
   private readonly metrics = makeSection('jdt-metrics');
   private readonly devices = makeSection('jdt-devices');
   private readonly meanBox = element('input', {
@@ -52,7 +50,11 @@ export class Charts {
   private readonly meanLabel: HTMLElement;
   private readonly note = element('p', { class: 'jdt-muted' });
   private readonly hidden = new Set<number>();
-  private filter: ReadonlySet<number> | null = null;
+  private selection: IRankSelection = {
+    hidden: this.hidden,
+    filter: null,
+    silent: new Set()
+  };
   private shownPlots: Plots = 'all';
   private isLogarithmic = false;
   /** null: not set by the user. */
@@ -127,12 +129,12 @@ export class Charts {
     this.redraw();
   }
 
-  /** Draw only these ranks; null draws all. */
-  setFilter(ranks: ReadonlySet<number> | null): void {
-    const keyOf = (set: typeof ranks): string =>
-      set ? [...set].join() : 'all';
-    this.isDirty ||= keyOf(ranks) !== keyOf(this.filter);
-    this.filter = ranks;
+  /** Set the ranks that match the filter, and those that report no values. */
+  setRanks(ranks: Omit<IRankSelection, 'hidden'>): void {
+    const keyOf = ({ filter, silent }: typeof ranks): string =>
+      JSON.stringify([filter && [...filter], [...silent]]);
+    this.isDirty ||= keyOf(ranks) !== keyOf(this.selection);
+    this.selection = { hidden: this.hidden, ...ranks };
   }
 
   /** Disable the controls. */
@@ -170,11 +172,11 @@ export class Charts {
 
   private drawMetrics(names: string[]): void {
     const latest = names.slice(-MAX_METRICS);
-    for (const [key, plot] of this.plots) {
-      if (!plot.options.isTime && !latest.includes(key)) {
+    for (const [name, plot] of this.metrics.plots) {
+      if (!latest.includes(name)) {
         plot.destroy();
         plot.node.remove();
-        this.plots.delete(key);
+        this.metrics.plots.delete(name);
       }
     }
     this.metrics.node.hidden =
@@ -188,8 +190,7 @@ export class Charts {
           )
         : '';
     for (const name of this.metrics.node.hidden ? [] : latest) {
-      this.drawPlot({
-        key: name,
+      this.drawPlot(this.metrics, {
         title: name,
         quantity: 'metric',
         isTime: false,
@@ -206,8 +207,7 @@ export class Charts {
 
   private drawDevices(): void {
     DEVICE_PLOTS.forEach((plot, order) => {
-      this.drawPlot({
-        key: `${plot.title} (device)`,
+      this.drawPlot(this.devices, {
         title: plot.title,
         quantity: plot.quantity,
         isTime: true,
@@ -218,20 +218,16 @@ export class Charts {
     });
   }
 
-  private get selection(): IRankSelection {
-    return { hidden: this.hidden, filter: this.filter };
-  }
-
-  private drawPlot(spec: IPlotSpec): void {
+  private drawPlot({ plots, grid }: ISection, spec: IPlotSpec): void {
     const data = spec.data(this.weight);
     if (data === null) {
       return;
     }
-    let plot = this.plots.get(spec.key);
+    let plot = plots.get(spec.title);
     if (plot === undefined) {
       plot = this.makePlot(spec);
-      this.plots.set(spec.key, plot);
-      (spec.isTime ? this.devices : this.metrics).grid.append(plot.node);
+      plots.set(spec.title, plot);
+      grid.append(plot.node);
     }
     plot.resize(plot.node.clientWidth);
     const reduction = {
@@ -270,18 +266,22 @@ export class Charts {
     return plot;
   }
 
+  private get plots(): Plot[] {
+    const sections = [this.metrics, this.devices];
+    return sections.flatMap(each => [...each.plots.values()]);
+  }
+
   restyle(): void {
-    for (const plot of this.plots.values()) {
+    this.plots.forEach(plot => {
       plot.restyle();
-    }
+    });
     this.redraw();
   }
 
   destroy(): void {
-    for (const plot of this.plots.values()) {
+    this.plots.forEach(plot => {
       plot.destroy();
-    }
-    this.plots.clear();
+    });
   }
 }
 
@@ -289,11 +289,13 @@ interface ISection {
   node: HTMLElement;
   head: HTMLElement;
   grid: HTMLElement;
+  /** By title. */
+  plots: Map<string, Plot>;
 }
 
 function makeSection(name: string): ISection {
   const head = element('div', { class: 'jdt-controls' });
   const grid = element('div', { class: 'jdt-plots' });
   const node = element('section', { class: name, hidden: '' }, head, grid);
-  return { node, head, grid };
+  return { node, head, grid, plots: new Map() };
 }

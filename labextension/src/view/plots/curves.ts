@@ -56,9 +56,11 @@ export interface IBand {
   max: Curve;
 }
 
-/** Mean, minimum and maximum over curves, at each place of x. */
-export function meanAndRange(curves: Curve[]): IBand & { mean: Curve } {
-  const length = curves[0]?.length ?? 0;
+/** Mean, minimum and maximum over curves, at the first places of x. */
+export function meanAndRange(
+  curves: Curve[],
+  length: number
+): IBand & { mean: Curve } {
   const mean: Curve = [];
   const min: Curve = [];
   const max: Curve = [];

@@ -10,19 +10,32 @@
 import uPlot from 'uplot';
 
 import type { Translate } from '../../protocol/types';
-import { button, element, setText } from '../dom';
-import { formatAge, formatNumber } from '../format';
+import { button, element, makeMeasure, setText } from '../dom';
+import { formatAge, formatNumber, formatTicks } from '../format';
 import { colourOfRank, dashOfRank, palette } from './colours';
 import { Legend } from './legend';
 import { describeValues } from './legendEntries';
-import { type ILine, type IPlotData, titleWithUnit } from './plotData';
-import { type Quantity, timeRange, timeTicks, valueRange } from './scales';
+import {
+  constantValue,
+  type ILine,
+  type IPlotData,
+  titleWithUnit
+} from './plotData';
+import {
+  type Quantity,
+  timeRange,
+  timeTicks,
+  valueRange,
+  valueTicks
+} from './scales';
 
 const HEIGHTS_PX = { min: 130, max: 220, large: 380 };
 const MIN_WIDTH_PX = 120;
 const TICK_PX = 64;
 const MIN_AXIS_PX = 34;
-const LETTER_PX = 6.5;
+/** Between the edge of the plot and the labels of y. */
+const TICK_AND_GAP_PX = 15;
+const FONT = '11px system-ui, sans-serif';
 // uPlot's enum exists only in its types.
 // eslint-disable-next-line @typescript-eslint/no-unsafe-enum-assignment
 const LOGARITHMIC: uPlot.Scale = { distr: 3 };
@@ -51,6 +64,9 @@ export class Plot {
   private readonly enlarge: HTMLButtonElement;
   private plot: uPlot | null = null;
   private data: IPlotData | null = null;
+  /** Its only value; null if values differ. */
+  private constant: number | null = null;
+  private readonly measure = makeMeasure();
   private madeFor = '';
   private width = 0;
   private isLarge = false;
@@ -97,9 +113,12 @@ export class Plot {
 
   show(data: IPlotData, isLogarithmic: boolean): void {
     this.data = data;
+    this.constant = constantValue(data);
     const { unit } = data;
     const labels = data.lines.map(each => each.label);
-    const key = JSON.stringify([labels, isLogarithmic, unit]);
+    // A constant has no decades to show.
+    const isLog = isLogarithmic && this.constant === null;
+    const key = JSON.stringify([labels, isLog, unit]);
     const title = titleWithUnit(this.options.title, unit);
     setText(this.title, title);
     const columns: uPlot.AlignedData = [
@@ -108,7 +127,7 @@ export class Plot {
       ...data.lines.map(each => each.values)
     ];
     if (this.plot === null || key !== this.madeFor) {
-      this.make(data, columns, isLogarithmic);
+      this.make(data, columns, isLog);
       this.madeFor = key;
     } else {
       const isZoomed = this.isZoomed();
@@ -172,7 +191,7 @@ export class Plot {
       stroke: colours.text,
       grid: { stroke: colours.grid, width: 1 },
       ticks: { stroke: colours.grid, width: 1 },
-      font: '11px system-ui, sans-serif'
+      font: FONT
     };
     const hidden = { stroke: 'transparent', points: { show: false } };
     const strokeOf = ({ rank }: ILine): Partial<uPlot.Series> =>
@@ -208,11 +227,12 @@ export class Plot {
           size: (_: uPlot, texts: string[] | null): number =>
             Math.max(
               MIN_AXIS_PX,
-              14 +
-                LETTER_PX * Math.max(...(texts ?? []).map(each => each.length))
+              ...(texts ?? []).map(
+                text => TICK_AND_GAP_PX + this.measure(text, FONT)
+              )
             ),
-          values: (_: uPlot, splits: (number | null)[]) =>
-            splits.map(value => (value === null ? '' : formatNumber(value)))
+          values: (_: uPlot, splits: (number | null)[]) => formatTicks(splits),
+          ...(isLogarithmic ? {} : this.valueAxis())
         }
       ],
       series: [
@@ -235,6 +255,13 @@ export class Plot {
       ...(data.band ? { bands: [{ series: [1, 2], fill: colours.band }] } : {})
     };
     this.plot = new uPlot(options, columns, this.canvas);
+  }
+
+  private valueAxis(): Partial<uPlot.Axis> {
+    return {
+      splits: (_, __, min, max, step) =>
+        valueTicks(this.options.quantity, this.constant, [min, max], step)
+    };
   }
 
   private timeAxis(): Partial<uPlot.Axis> {

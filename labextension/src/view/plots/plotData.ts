@@ -2,7 +2,7 @@
  * Choose the lines of a plot.
  *
  * Covers: metrics with smoothing, device histories on a common time, ranks that
- * are hidden, one line in place of many, values as CSV.
+ * are hidden, one line in place of many, constant values, values as CSV.
  * Does not cover: drawing (plot), the legend (legendEntries).
  */
 
@@ -26,9 +26,14 @@ export interface IPlotData {
   band?: IBand;
   /** Ranks that the user has hidden. */
   hidden: number[];
+  /** The last x that all ranks have reported; silent ones count if all are. */
+  lastCommonX: number;
   /** The unit of the values; undefined where the title has it. */
   unit?: string | undefined;
 }
+
+/** A relative difference that comes from smoothing and averaging. */
+const ROUNDING = 1e-9;
 
 /** Which ranks have a line. */
 export interface IRankSelection {
@@ -36,6 +41,8 @@ export interface IRankSelection {
   hidden: ReadonlySet<number>;
   /** Ranks that match the filter; null without a filter. */
   filter: ReadonlySet<number> | null;
+  /** Ranks from which no further values are expected. */
+  silent: ReadonlySet<number>;
 }
 
 /** A column of the device history, and how it is plotted. */
@@ -60,14 +67,14 @@ export function metricData(
   selection: IRankSelection,
   trans: Translate
 ): IPlotData {
-  const ranks = sortedNumbers(series.curves.keys());
-  const lines = shownRanks(ranks, selection).map(rank => ({
-    label: trans('rank %1', String(rank)),
-    rank,
-    values: smooth(series.curves.get(rank) ?? [], weight)
-  }));
-  const hidden = ranks.filter(rank => selection.hidden.has(rank));
-  return { x: series.steps, lines, hidden };
+  const curves = {
+    x: series.steps,
+    ranks: series.curves.keys(),
+    curveOf: (rank: number): Curve =>
+      smooth(series.curves.get(rank) ?? [], weight),
+    lastXOf: (rank: number): number => series.lastSteps.get(rank) ?? 0
+  };
+  return selectLines(curves, selection, trans);
 }
 
 /** Return the lines of a device plot, by time; null if no rank reports it. */
@@ -91,18 +98,22 @@ export function deviceData(
   if (byRank.size === 0) {
     return null;
   }
-  const ranks = sortedNumbers(byRank.keys());
   const x = sortedNumbers(times);
-  const lines = shownRanks(ranks, selection).map(rank => ({
-    label: trans('rank %1', String(rank)),
-    rank,
-    values: x.map(time => byRank.get(rank)?.get(time) ?? null)
-  }));
-  const hidden = ranks.filter(rank => selection.hidden.has(rank));
-  return { x, lines, hidden, unit: unit?.name };
+  const curves = {
+    x,
+    ranks: byRank.keys(),
+    curveOf: (rank: number): Curve =>
+      x.map(time => byRank.get(rank)?.get(time) ?? null),
+    lastXOf: (rank: number): number => secondOf(store.byRank.get(rank)?.at(-1))
+  };
+  return { ...selectLines(curves, selection, trans), unit: unit?.name };
 }
 
-/** Ranks report at different moments, so times are rounded to seconds. */
+/** The time of a sample; ranks report at different moments of a second. */
+function secondOf(sample: DeviceSample | undefined): number {
+  return Math.round(sample?.[SampleColumn.time] ?? 0);
+}
+
 function valuesByTime(
   samples: DeviceSample[],
   column: number,
@@ -112,7 +123,7 @@ function valuesByTime(
   for (const sample of samples) {
     const value = sample[column] ?? null;
     if (value !== null) {
-      values.set(Math.round(sample[SampleColumn.time] ?? 0), value / unit);
+      values.set(secondOf(sample), value / unit);
     }
   }
   return values;
@@ -129,11 +140,36 @@ function largest(store: DeviceStore, column: number): number {
   return found;
 }
 
-function shownRanks(
-  ranks: number[],
-  { hidden, filter }: IRankSelection
-): number[] {
-  return ranks.filter(rank => !hidden.has(rank) && (filter?.has(rank) ?? true));
+interface ICurves {
+  x: number[];
+  ranks: Iterable<number>;
+  curveOf: (rank: number) => Curve;
+  /** The last x that a rank has reported, with or without a value. */
+  lastXOf: (rank: number) => number;
+}
+
+function selectLines(
+  { x, ranks, curveOf, lastXOf }: ICurves,
+  { hidden, filter, silent }: IRankSelection,
+  trans: Translate
+): IPlotData {
+  const sorted = sortedNumbers(ranks);
+  const shown = sorted.filter(
+    rank => !hidden.has(rank) && (filter?.has(rank) ?? true)
+  );
+  const expected = shown.filter(rank => !silent.has(rank));
+  return {
+    x,
+    lines: shown.map(rank => ({
+      label: trans('rank %1', String(rank)),
+      rank,
+      values: curveOf(rank)
+    })),
+    hidden: sorted.filter(rank => hidden.has(rank)),
+    lastCommonX: Math.min(
+      ...(expected.length > 0 ? expected : shown).map(lastXOf)
+    )
+  };
 }
 
 function sortedNumbers(values: Iterable<number>): number[] {
@@ -147,13 +183,16 @@ export interface IReduction {
   mayBeCommon: boolean;
 }
 
-/** Replace the lines of ranks by one if they are equal, or by their mean. */
+/**
+ * Replace the lines of ranks by one if they are equal, or by their mean, which
+ * ends where values of some ranks are still to come.
+ */
 export function reduceLines(
   data: IPlotData,
   { isMean, mayBeCommon }: IReduction,
   trans: Translate
 ): IPlotData {
-  const { x, lines, hidden, unit } = data;
+  const { x, lines, hidden, lastCommonX } = data;
   if (lines.length < 2) {
     return data;
   }
@@ -161,19 +200,38 @@ export function reduceLines(
   const common = mayBeCommon ? commonCurve(curves) : null;
   if (common !== null) {
     const label = hidden.length ? trans('all others') : trans('all ranks');
-    return { x, lines: [{ label, rank: null, values: common }], hidden };
+    return { ...data, lines: [{ label, rank: null, values: common }] };
   }
   if (!isMean) {
     return data;
   }
-  const { mean, min, max } = meanAndRange(curves);
+  const length = x.findLastIndex(each => each <= lastCommonX) + 1;
+  const { mean, min, max } = meanAndRange(curves, length);
   return {
-    x,
+    ...data,
+    x: x.slice(0, length),
     lines: [{ label: trans('mean'), rank: null, values: mean }],
     band: { min, max },
-    hidden: [],
-    unit
+    hidden: []
   };
+}
+
+/** The value of a plot whose values are all equal; null for other plots. */
+export function constantValue({ lines, band }: IPlotData): number | null {
+  const curves = band ? [band.min, band.max] : lines.map(each => each.values);
+  let first: number | null = null;
+  for (const curve of curves) {
+    for (const value of curve) {
+      if (value === null) {
+        continue;
+      }
+      first ??= value;
+      if (Math.abs(value - first) > ROUNDING * Math.abs(value)) {
+        return null;
+      }
+    }
+  }
+  return first;
 }
 
 /** A title with the unit of the values. */

@@ -1,15 +1,15 @@
 /**
  * Ranges and ticks of a plot's axes.
  *
- * Covers: a range of y that does not magnify noise; time as seconds, minutes or
- * hours before the last value.
+ * Covers: a range of y that does not magnify noise, its ticks; time as seconds,
+ * minutes or hours before the last value.
  * Does not cover: units as text (format), drawing (plot).
  */
 
 /** The kind of a plot's values. */
 export type Quantity = 'metric' | 'percent' | 'rate' | 'bytes';
 
-type Range = [number, number];
+type Range = [min: number, max: number];
 
 /** The minimum span of y, as a fraction of the largest value. */
 const MIN_SPAN = { metric: 0.02, bytes: 0.1 };
@@ -45,6 +45,29 @@ export function valueRange(
     quantity === 'bytes' || (min >= 0 && low < 0) ? Math.max(0, low) : low,
     middle + half
   ];
+}
+
+/**
+ * Ticks of y at the multiples of a step.
+ *
+ * @param constant - the only value of the plot, which is then the only tick,
+ * except for quantities whose range begins at 0; null if values differ
+ */
+export function valueTicks(
+  quantity: Quantity,
+  constant: number | null,
+  [min, max]: Range,
+  step: number
+): number[] {
+  if (constant !== null && quantity in MIN_SPAN) {
+    return [constant];
+  }
+  const ticks: number[] = [];
+  // Plus 0, as -0 would get a sign.
+  for (let at = Math.ceil(min / step) + 0; at * step <= max; at++) {
+    ticks.push(at * step);
+  }
+  return ticks;
 }
 
 /** The range of time: at least some seconds, however short the history is. */

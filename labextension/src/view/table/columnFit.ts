@@ -5,10 +5,8 @@
  */
 
 import type { IRank } from '../../protocol/types';
+import type { MeasureText } from '../dom';
 import type { IColumn } from './columns';
-
-/** Returns the width of a text in px. */
-export type MeasureText = (text: string, font: string) => number;
 
 export interface ITableSize {
   /** Width of the table in px. */

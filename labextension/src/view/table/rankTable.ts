@@ -7,9 +7,9 @@
  */
 
 import type { ICluster, IRank, Translate } from '../../protocol/types';
-import { button, element, setText } from '../dom';
+import { button, element, makeMeasure, setText } from '../dom';
 import type { RankOrder } from '../rankOrder';
-import { ColumnFit, type MeasureText } from './columnFit';
+import { ColumnFit } from './columnFit';
 import { type IColumn, makeColumns } from './columns';
 import { describeNode } from './nodeText';
 import {
@@ -40,8 +40,6 @@ let tableCount = 0;
 
 export class RankTable {
   readonly node: HTMLElement;
-  /** Set by the view, which draws again; called when a node is toggled. */
-  onToggle: () => void = () => undefined;
   private readonly table: HTMLElement;
   private readonly head: HTMLElement;
   private readonly body: HTMLElement;
@@ -66,9 +64,14 @@ export class RankTable {
   private drawn: IRowRange = { first: 0, last: 0 };
   private readonly id = `jdt-table-${String(++tableCount)}`;
 
+  /**
+   * @param onRank - called with a rank whose log is to be shown
+   * @param onToggle - called when the rows or columns have changed
+   */
   constructor(
     private readonly trans: Translate,
-    private readonly onRank: (rank: number) => void
+    private readonly onRank: (rank: number) => void,
+    private readonly onToggle: () => void
   ) {
     this.columns = makeColumns(trans);
     this.head = element('tr', { role: 'row' });
@@ -342,16 +345,4 @@ export class RankTable {
     line?.scrollIntoView({ block: 'nearest' });
     this.table.setAttribute('aria-activedescendant', line?.id ?? '');
   }
-}
-
-/** Measure texts with a canvas, which needs no layout. */
-function makeMeasure(): MeasureText {
-  const context = document.createElement('canvas').getContext('2d');
-  return (text, font) => {
-    if (context === null) {
-      return 0; // no canvas, as with some privacy settings: all columns fit
-    }
-    context.font = font;
-    return context.measureText(text).width;
-  };
 }

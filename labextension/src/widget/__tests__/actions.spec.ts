@@ -5,7 +5,7 @@ import { type IModel, kernelActions, REPLY_TIMEOUT_MS } from '../actions';
 
 type Callback = (...args: unknown[]) => void;
 
-/** A model whose kernel replies when the test says so. */
+/** A model whose kernel replies when the test calls `reply`. */
 class FakeModel implements IModel {
   readonly sent: Record<string, unknown>[] = [];
   readonly listeners = new Set<Callback>();

@@ -78,10 +78,13 @@ describe('commonCurve', () => {
 describe('meanAndRange', () => {
   it('covers the ranks that have a value', () => {
     expect(
-      meanAndRange([
-        [1, 2, null, null],
-        [3, 6, 5, null]
-      ])
+      meanAndRange(
+        [
+          [1, 2, null, null, 8],
+          [3, 6, 5, null, 8]
+        ],
+        4
+      )
     ).toEqual({
       mean: [2, 4, 5, null],
       min: [1, 2, 5, null],
@@ -90,6 +93,6 @@ describe('meanAndRange', () => {
   });
 
   it('is empty without curves', () => {
-    expect(meanAndRange([])).toEqual({ mean: [], min: [], max: [] });
+    expect(meanAndRange([], 0)).toEqual({ mean: [], min: [], max: [] });
   });
 });

@@ -10,7 +10,8 @@ const DATA: IPlotData = {
     { label: 'rank 0', rank: 0, values: [3, 1, null] },
     { label: 'rank 2', rank: 2, values: [null, null, null] }
   ],
-  hidden: [1]
+  hidden: [1],
+  lastCommonX: 2
 };
 
 describe('legendEntries', () => {
@@ -32,7 +33,8 @@ describe('legendEntries', () => {
       x: [0],
       lines: [{ label: 'mean', rank: null, values: [2] }],
       band: { min: [1], max: [3.14159] },
-      hidden: []
+      hidden: [],
+      lastCommonX: 0
     };
     expect(
       legendEntries(data, null, translate).map(each => [each.label, each.value])
@@ -48,7 +50,12 @@ describe('legendEntries', () => {
       rank,
       values: [(rank * 5) % 9, rank === 3 ? null : rank]
     }));
-    const data: IPlotData = { x: [0, 1], lines, hidden: [] };
+    const data: IPlotData = {
+      x: [0, 1],
+      lines,
+      hidden: [],
+      lastCommonX: 1
+    };
     expect(legendEntries(data, 0, translate)).toEqual([
       { label: 'lowest rank 0', value: '0', rank: null, isHidden: false },
       { label: 'highest rank 7', value: '8', rank: null, isHidden: false }

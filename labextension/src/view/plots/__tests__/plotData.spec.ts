@@ -4,6 +4,7 @@ import { makeMetrics, translate } from '../../../__tests__/data';
 import { DeviceStore } from '../../../stores/deviceStore';
 import { MetricStore, type Series } from '../../../stores/metricStore';
 import {
+  constantValue,
   DEVICE_PLOTS,
   deviceData,
   type IDevicePlot,
@@ -15,7 +16,11 @@ import {
   titleWithUnit
 } from '../plotData';
 
-const ALL: IRankSelection = { hidden: new Set(), filter: null };
+const ALL: IRankSelection = {
+  hidden: new Set(),
+  filter: null,
+  silent: new Set()
+};
 const GIB = 2 ** 30;
 
 function makeSeries(): Series {
@@ -50,7 +55,8 @@ describe('metricData', () => {
         { label: 'rank 2', rank: 2, values: [1, null] },
         { label: 'rank 10', rank: 10, values: [4, 2] }
       ],
-      hidden: []
+      hidden: [],
+      lastCommonX: 0
     });
   });
 
@@ -60,9 +66,17 @@ describe('metricData', () => {
       return [data.lines.map(line => line.label), data.hidden];
     };
     const hidden = new Set([2, 5]);
-    expect(labelsOf({ hidden, filter: null })).toEqual([['rank 10'], [2]]);
+    expect(labelsOf({ ...ALL, hidden })).toEqual([['rank 10'], [2]]);
     const filter = new Set([2]);
-    expect(labelsOf({ hidden: new Set(), filter })).toEqual([['rank 2'], []]);
+    expect(labelsOf({ ...ALL, filter })).toEqual([['rank 2'], []]);
+  });
+
+  it('knows the last step of all ranks that report', () => {
+    const lastX = (part: Partial<IRankSelection>): number =>
+      metricData(makeSeries(), 0, { ...ALL, ...part }, translate).lastCommonX;
+    expect(lastX({ silent: new Set([2]) })).toBe(1);
+    expect(lastX({ hidden: new Set([2]) })).toBe(1);
+    expect(lastX({ silent: new Set([2, 10]) })).toBe(0);
   });
 
   it('is smoothed', () => {
@@ -90,6 +104,7 @@ describe('deviceData', () => {
         { label: 'rank 1', rank: 1, values: [70, null] }
       ],
       hidden: [],
+      lastCommonX: 10,
       unit: undefined
     });
   });
@@ -111,6 +126,7 @@ describe('deviceData', () => {
     const steps = deviceData(store, devicePlot('steps/s'), ALL, translate);
     expect(steps?.x).toEqual([12]);
     expect(steps?.lines.map(line => line.label)).toEqual(['rank 0']);
+    expect(steps?.lastCommonX).toBe(12);
     const gpu = devicePlot('GPU use (%)');
     expect(deviceData(store, gpu, ALL, translate)).toBeNull();
   });
@@ -124,6 +140,7 @@ describe('reduceLines', () => {
       { label: 'rank 1', rank: 1, values: [3, 2] }
     ],
     hidden: [7],
+    lastCommonX: 1,
     unit: 'GiB'
   };
   const equal: IPlotData = {
@@ -143,7 +160,18 @@ describe('reduceLines', () => {
       lines: [{ label: 'mean', rank: null, values: [2, 2] }],
       band: { min: [1, 2], max: [3, 2] },
       hidden: [],
+      lastCommonX: 1,
       unit: 'GiB'
+    });
+  });
+
+  it('ends mean and range at the last step that all ranks have reported', () => {
+    const options = { isMean: true, mayBeCommon: true };
+    const early = { ...data, lastCommonX: 0.5 };
+    expect(reduceLines(early, options, translate)).toMatchObject({
+      x: [0],
+      lines: [{ values: [2] }],
+      band: { min: [1], max: [3] }
     });
   });
 
@@ -165,6 +193,37 @@ describe('reduceLines', () => {
     const one = { ...data, lines: data.lines.slice(0, 1) };
     const options = { isMean: true, mayBeCommon: true };
     expect(reduceLines(one, options, translate)).toBe(one);
+  });
+});
+
+describe('constantValue', () => {
+  const valueOf = (...curves: (number | null)[][]): number | null => {
+    const lines = curves.map(values => ({ label: '', rank: 0, values }));
+    return constantValue({ x: [], lines, hidden: [], lastCommonX: 0 });
+  };
+
+  it('is the value of all lines, but for rounding', () => {
+    expect(valueOf([null, 0.1, 0.1], [0.1])).toBe(0.1);
+    expect(valueOf([0.3, 0.1 + 0.2])).toBe(0.3);
+    expect(valueOf([0, 0])).toBe(0);
+  });
+
+  it('is null for values that differ, and without values', () => {
+    expect(valueOf([0.1, 0.1 + 1e-8])).toBeNull();
+    expect(valueOf([1], [0])).toBeNull();
+    expect(valueOf([null])).toBeNull();
+  });
+
+  it('is that of the range, not of the mean', () => {
+    const data = {
+      x: [0],
+      lines: [{ label: 'mean', rank: null, values: [2] }],
+      band: { min: [1], max: [3] },
+      hidden: [],
+      lastCommonX: 0
+    };
+    expect(constantValue(data)).toBeNull();
+    expect(constantValue({ ...data, band: { min: [2], max: [2] } })).toBe(2);
   });
 });
 

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 
-import { timeRange, timeTicks, valueRange } from '../scales';
+import { timeRange, timeTicks, valueRange, valueTicks } from '../scales';
 
 describe('valueRange', () => {
   it('does not magnify noise', () => {
@@ -28,6 +28,19 @@ describe('valueRange', () => {
 
   it('exists for zeros', () => {
     expect(valueRange('metric', 0, 0)).toEqual([0, 1]);
+  });
+});
+
+describe('valueTicks', () => {
+  it('are multiples of the step', () => {
+    expect(valueTicks('metric', null, [-0.3, 1.2], 0.5)).toEqual([0, 0.5, 1]);
+    expect(valueTicks('rate', null, [0, 53], 20)).toEqual([0, 20, 40]);
+  });
+
+  it('are the value itself if it is constant, unless y begins at 0', () => {
+    const range = valueRange('metric', 0.001, 0.001);
+    expect(valueTicks('metric', 0.001, range, 5e-6)).toEqual([0.001]);
+    expect(valueTicks('percent', 38, [0, 100], 50)).toEqual([0, 50, 100]);
   });
 });
 
