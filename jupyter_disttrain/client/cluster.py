@@ -173,7 +173,7 @@ class Cluster:
         ranks
             E.g. ``"0,2-3"``, ``0`` or ``"all"``.
         timeout_s
-            Interrupt the ranks after this many seconds.
+            Interrupt the ranks after this many seconds, with ``block=False`` too.
         values
             Return the last expression's value from each rank, in :attr:`CellRun.results`.
         block

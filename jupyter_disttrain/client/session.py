@@ -180,19 +180,21 @@ class Session:
                 listener=listener,
                 origin=origin or Origin(),
             )
-            return run.wait(timeout_s) if block else run
+            if timeout_s is not None:
+                run.limit(timeout_s)
+            return run.wait() if block else run
 
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
         """Interrupt ranks that run a cell, through their nannies; see :meth:`jupyter_disttrain.Cluster.interrupt`."""
         chosen = None if ranks is None else set(ranks)
-        table = self.launch.table
+        running = [entry for entry in self.launch.table if entry.state == RankState.RUNNING]
+        cells = [(entry, entry.request) for entry in running if chosen is None or entry.info.rank in chosen]
         if not forced:
-            self.supervisor.stacks.note_waits({entry.info.rank for entry in table if entry.state == RankState.RUNNING})
+            self.supervisor.stacks.note_waits({entry.info.rank for entry in running})
         self.supervisor.on_interrupt(chosen, forced=forced)
-        for entry in table:
-            if entry.state == RankState.RUNNING and (chosen is None or entry.info.rank in chosen):
-                request = Interrupt(cell=entry.request)
-                self._interrupts.append((entry, self.launch.open_link.request(entry.nanny, request)))
+        for entry, cell in cells:
+            if entry.state == RankState.RUNNING and entry.request == cell:  # it may have ended meanwhile
+                self._interrupts.append((entry, self.launch.open_link.request(entry.nanny, Interrupt(cell=cell))))
 
     def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""

@@ -1,11 +1,12 @@
 """Wait for a cell on its ranks and collect its results.
 
-Covers: waiting for the cell, results and output, interrupts, timeouts.
+Covers: waiting for the cell, results and output, interrupts, the cell's timeout.
 Does not cover: sending (``executor``), which ranks run or failed (``cell_state``), releasing stuck ranks
 (``client.recovery.supervisor``), drawing (``notebook.output.renderer``).
 
-Events are queued for the thread that waits for the cell. Interrupts are deferred as well (``sigint``): a
-KeyboardInterrupt raised while an event is handled would lose that event, and with a lost reply the cell never ends.
+An event changes the cell's state when it arrives, once, and is then queued for the listener, which the waiting thread
+calls. So a KeyboardInterrupt on that thread can't keep a cell from ending. A thread of its own enforces the timeout,
+whether another thread waits for the cell or not.
 """
 
 from __future__ import annotations
@@ -77,21 +78,22 @@ class CellRun:
         hosts: Mapping[int, str],
         interrupt: Callable[..., None],
         supervisor: Supervisor,
-        listener: Listener | None = None,
-        stuck_remedy: Callable[[Collection[int]], str] = lambda _ranks: "",
+        listener: Listener | None,
+        stuck_remedy: Callable[[Collection[int]], str],
+        on_done: Callable[[CellRun], None],
     ) -> None:
         self.number = number
         self.ranks = ranks
         self.started_s = time.time()
         self.ended_s: float | None = None
-        self._ending = threading.Lock()  # guards the end against `put`: an event that is put later is not read any more
-        self.state = CellState(ranks, hosts)
-        self._arrived = CellState(ranks, hosts)  # ahead of `state`, which covers the events that the listener has had
+        self._lock = threading.Lock()  # guards the state, the queue of events and the end of the wait
+        self.state = CellState(ranks, hosts)  # may be ahead of the events that the listener has had
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes the waiting thread
         self._abandoned: ClusterClosedError | None = None
         self._interrupt = interrupt
         self._supervisor = supervisor
         self._stuck_remedy = stuck_remedy
+        self._on_done = on_done
         self.notes: list[str] = []
         self._listener = listener
         self._printed: dict[tuple[str, int], list[str]] = {}
@@ -102,31 +104,37 @@ class CellRun:
         self._interrupted_at = 0.0  # time of the first one
         self._gives_up_at: float | None = None
         self.given_up: set[int] = set()  # ranks that still ran the cell when the wait for it was given up
-        self._deadline: float | None = None
-        self.timed_out = False
-        self._is_forced = False  # whether it was interrupted a second time after its timeout
+        self._limit_ends = threading.Event()  # set to end the thread that enforces the timeout
+        self._exceeded_s: float | None = None  # the timeout after which the ranks were interrupted
+        self._is_overdue = False  # ranks still run it after the interrupts that followed its timeout
 
     def put(self, event: Event) -> bool:
         """Add an event; return False if it came after the end and is no reply, idle message or death.
 
-        May be called from any thread, by one at a time.
+        May be called from any thread.
         """
-        with self._ending:
-            if self.ended_s is None:
-                self._note(event)
-            elif not isinstance(event, _ENDS):
+        with self._lock:
+            is_late = self.ended_s is not None
+            if is_late and not isinstance(event, _ENDS):
                 return False
-            was_done = self._arrived.done
-            self._arrived.apply(event)
-            if self._arrived.done and not was_done and self.ended_s is not None:  # its own notes are no longer shown
-                for text in self._arrived.cut_imports(self._stuck_remedy):
-                    self._supervisor.note(text)
+            self._note(event)
+            was_done = self.done
+            self.state.apply(event)
             self._events.put(event)
+            is_end = self.done and not was_done
+        if is_end:
+            self._limit_ends.set()
+            if is_late:  # its own notes are shown no more
+                for text in self.state.cut_imports(self._stuck_remedy):
+                    self._supervisor.note(text)
+            self._on_done(self)
         return True
 
     def abandon(self, reason: str) -> None:
         """End the wait for the cell with a :class:`ClusterClosedError`; may be called from any thread."""
-        self._abandoned = ClusterClosedError(reason)
+        with self._lock:
+            self._abandoned = ClusterClosedError(reason)
+            self._limit_ends.set()
         self._events.put(None)
 
     def take_rest(self) -> list[Event]:
@@ -134,9 +142,7 @@ class CellRun:
         rest = []
         while self.ended_s and not self._events.empty():
             event = self._events.get()
-            if isinstance(event, _ENDS):
-                self.state.apply(event)  # a second wait, after the first was given up, needs it
-            elif event is not None:
+            if event is not None and not isinstance(event, _ENDS):
                 rest.append(event)
         return rest
 
@@ -153,28 +159,28 @@ class CellRun:
 
     @property
     def done(self) -> bool:
-        """Whether the cell has ended on every rank, even if :meth:`wait` has not handled the last events yet."""
-        return self._arrived.done
+        """Whether the cell has ended on every rank."""
+        return self.state.done
 
     @property
     def errors(self) -> set[str]:
-        """The names of the cell's errors so far; includes events that :meth:`wait` has not handled yet."""
-        return {failure.ename for failure in self._arrived.failures.values()}
+        """The names of the cell's errors so far."""
+        return {failure.ename for failure in self.state.failures.values()}
 
     @property
-    def running_now(self) -> set[int]:
-        """The ranks that still run the cell; takes account of events that :meth:`wait` has not handled yet."""
-        return set(self._arrived.running)
+    def running_now(self) -> frozenset[int]:
+        """The ranks that still run the cell."""
+        return self.state.running
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the ranks were interrupted because the cell ran longer than its timeout."""
+        return self._exceeded_s is not None
 
     @property
     def failures(self) -> tuple[CellFailure, ...]:
         """Each distinct failure once, the root cause first."""
-        return self._known.distinct_failures()
-
-    @property
-    def _known(self) -> CellState:
-        """The state to report: with all events once the cell has ended, whether a thread waits for it or not."""
-        return self._arrived if self.done else self.state
+        return self.state.distinct_failures()
 
     @property
     def stdout(self) -> dict[int, str]:
@@ -192,7 +198,7 @@ class CellRun:
     @property
     def durations_s(self) -> dict[int, float]:
         """How long the cell ran on each rank that replied, in seconds."""
-        replies = self._known.replies.items()
+        replies = self.state.replies.items()
         return {rank: reply.content["duration_s"] for rank, reply in replies if "duration_s" in reply.content}
 
     @property
@@ -215,7 +221,7 @@ class CellRun:
     def _load_values(self) -> dict[int, Any]:
         values: dict[int, Any] = {}
         refused: dict[str, list[int]] = {}
-        for rank, reply in sorted(self._known.replies.items()):
+        for rank, reply in sorted(self.state.replies.items()):
             value = reply.content.get("value", {"kind": "none"})
             if value["kind"] == "pickle":
                 values[rank] = load_from(rank, reply.buffers)
@@ -228,6 +234,41 @@ class CellRun:
             raise UnserializableValueError(f"the cell's value can't be sent to the notebook: {reasons}")
         return values
 
+    # Timeout
+
+    def limit(self, timeout_s: float) -> None:
+        """Interrupt the ranks that still run the cell after this many seconds from now; replaces an earlier limit.
+
+        Ranks that still run it after ``INTERRUPT_GRACE_SECONDS`` are interrupted again, which releases them from
+        whatever they wait for. If that does not end the cell either, the wait for it is given up.
+        """
+        with self._lock:
+            self._limit_ends.set()
+            if not self.done and self._abandoned is None:
+                self._is_overdue, self._limit_ends = False, threading.Event()
+                enforce = threading.Thread(
+                    target=self._enforce, args=(timeout_s, self._limit_ends), name="disttrain cell timeout", daemon=True
+                )
+                enforce.start()
+
+    def _enforce(self, timeout_s: float, limit_ends: threading.Event) -> None:
+        if limit_ends.wait(timeout_s):
+            return
+        with self._lock:
+            if limit_ends.is_set() or self.done:
+                return
+            self._exceeded_s = timeout_s
+        for forced in (False, True):
+            try:
+                self._interrupt(self.state.running, forced=forced)
+            except ClusterClosedError:
+                return  # closing the cluster ends the wait, too
+            if limit_ends.wait(INTERRUPT_GRACE_SECONDS):
+                return
+        with self._lock:
+            self._is_overdue = not limit_ends.is_set()
+        self._events.put(None)
+
     # Waiting
 
     def wait(self, timeout_s: float | None = None) -> CellRun:
@@ -236,14 +277,15 @@ class CellRun:
         Parameters
         ----------
         timeout_s
-            After this many seconds the ranks that still run are interrupted.
+            After this many seconds from now the ranks that still run are interrupted; in place of an earlier timeout of
+            the cell, which applies if this is None.
 
         Raises
         ------
         RankFailure
             If the cell failed on a rank.
         CellTimeoutError
-            If it ran longer than ``timeout_s``.
+            If it ran longer than its timeout.
         KeyboardInterrupt
             If it was interrupted when its ranks had ended.
         GivenUpError
@@ -252,10 +294,12 @@ class CellRun:
         ClusterClosedError
             If the cluster was shut down in the meantime.
         """
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self.given_up and not self.done:  # a new wait after one that was given up starts with no interrupts
-            self.interrupts, self._gives_up_at, self.ended_s = 0, None, None
-        self.given_up = set()
+        if timeout_s is not None:
+            self.limit(timeout_s)
+        with self._lock:
+            if self.given_up and not self.done:  # a new wait after one that was given up starts with no interrupts
+                self.interrupts, self._gives_up_at, self.ended_s = 0, None, None
+            self.given_up = set()
         with held_interrupts() as held:
             self._held = held
             held.wake = lambda: self._events.put(None)
@@ -265,15 +309,16 @@ class CellRun:
                 held.wake = lambda: None
             too_late = held.waiting  # an interrupt came when there was nothing left to interrupt
             held.obeyed = held.pressed
-        self._raise(timeout_s)
+        self._raise()
         if too_late:
             raise KeyboardInterrupt
         return self
 
     def _wait_for_ranks(self) -> None:
-        while not self.state.done:
+        is_done = False
+        while not is_done:
             try:
-                self._step()
+                is_done = self._step()
             except GivenUpError:
                 raise
             except KeyboardInterrupt:  # from another handler, or an interrupt that `Held.on_sigint` does not defer
@@ -283,20 +328,26 @@ class CellRun:
             self._settle()
             self._end()
 
-    def _step(self) -> None:
-        abandoned = self._abandoned  # read first: events that arrived before it was set are in the queue by now
-        events = self._take_events()
-        for event in events:
-            self.state.apply(event)
+    def _step(self) -> bool:
+        """Pass on the events that have arrived; return whether the cell had ended on every rank by then."""
+        events = self._wait_for_event()
+        with self._lock:  # all events up to this state are in the queue
+            is_done, abandoned = self.done, self._abandoned
+        while not self._events.empty():
+            event = self._events.get()
+            events += [] if event is None else [event]
         if self._listener is not None:
             self._listener.on_events(events, self)
-        if self.state.done:
-            return
+        if is_done:
+            return True
         if abandoned is not None:
-            self._give_up(abandoned)
+            self._give_up(lambda _running: abandoned)
         self._obey_interrupts()
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._on_deadline()
+        if self._is_overdue:
+            self._is_overdue = False  # a further wait waits for ranks that may yet come back
+            what = "interrupted after its timeout"
+            self._give_up(lambda running: CellTimeoutError(self._still_running(what, running), run=self))
+        return False
 
     @property
     def hang(self) -> list[str]:
@@ -332,24 +383,18 @@ class CellRun:
         if any(failure.of_group for failure in self.state.failures.values()) and self._supervisor.waits_for:
             self.notes.append(self._supervisor.waits_for)
 
-    def _take_events(self) -> list[Event]:
-        """Return the queued events; wait a moment for the first one."""
-        events: list[Event] = []
+    def _wait_for_event(self) -> list[Event]:
+        """Return the first event in the queue; wait a moment for it, or less if an interrupt is due before."""
         pause = 0.05 if self._listener is not None else 0.5
-        if self._deadline is not None:
-            pause = max(0.0, min(pause, self._deadline - time.monotonic()))
         if self._held.waiting:
             pause = max(0.0, min(pause, self._next_interrupt - time.monotonic()))
         if self._gives_up_at is not None:
             pause = max(0.0, min(pause, self._gives_up_at - time.monotonic()))
         try:
             event = self._events.get(timeout=pause)
-            while True:
-                if event is not None:
-                    events.append(event)
-                event = self._events.get_nowait()
         except queue.Empty:
-            return events
+            return []
+        return [] if event is None else [event]
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Printed):
@@ -359,6 +404,8 @@ class CellRun:
 
     def _obey_interrupts(self, *, at_once: bool = False) -> None:
         self._held.mark_checked()
+        if self.done:
+            return  # `wait` raises what is left
         while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
             self._next_interrupt = time.monotonic() + SPACE_SECONDS
             self._held.obeyed += 1
@@ -367,42 +414,41 @@ class CellRun:
                 self._interrupted_at = time.monotonic()
             if self.interrupts == PATIENT_INTERRUPTS:
                 self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
-            self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
+            self._interrupt(self.state.running, forced=self.interrupts > 1)
         if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
-            self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures, self))
+            what = "interrupted three times"
+            self._give_up(lambda running: GivenUpError(self._still_running(what, running), self.failures, self))
 
-    def _on_deadline(self) -> None:
-        if self._is_forced:
-            self._give_up(CellTimeoutError(self._still_running("interrupted after its timeout"), run=self))
-        self._is_forced, self.timed_out = self.timed_out, True
-        self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
-        self._interrupt(sorted(self.state.running), forced=self._is_forced)
+    def _still_running(self, what: str, running: Collection[int]) -> str:
+        return f"{what}; {not_back(running, self._stuck_remedy(running))}"
 
-    def _still_running(self, what: str) -> str:
-        return f"{what}; {not_back(self.state.running, self._stuck_remedy(self.state.running))}"
-
-    def _give_up(self, error: BaseException) -> None:
-        self.given_up = set(self.state.running)
+    def _give_up(self, error: Callable[[Collection[int]], BaseException]) -> None:
+        """Raise the error for the ranks that still run; return if there are none any more."""
+        with self._lock:
+            running = self.state.running
+            if not running:
+                return
+            self.given_up, self.ended_s = set(running), time.time()
         self._end()
-        raise error
+        raise error(running)
 
     def _end(self) -> None:
-        with self._ending:
+        with self._lock:
             self.ended_s = time.time()
         if self._listener is None:
             return
         self._listener.on_end(self)
-        for event in self.take_rest() if self.state.done else ():
+        for event in self.take_rest() if self.done else ():
             following = self._listener.on_late(event)
             if following is not None:
                 self._events.put(following)
 
-    def _raise(self, timeout_s: float | None) -> None:
+    def _raise(self) -> None:
         failures = self.failures
         if self.timed_out:
             causes = [failure.headline for failure in failures if failure.ename != "KeyboardInterrupt"]
             also = f"; before that {'; '.join(causes)}" if causes else ""
-            what = f"the cell ran longer than {timeout_s:g} s and was interrupted{also}"
+            what = f"the cell ran longer than {self._exceeded_s:g} s and was interrupted{also}"
             raise CellTimeoutError(what, self.notes, self)
         if failures:
             raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self)

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 
 class CellState:
-    """The ranks that run a cell, and the replies and failures of those that have ended it."""
+    """The ranks that run a cell, and the replies and failures of those that have ended it.
+
+    An event replaces these collections and changes none of them, so a thread that reads one has a snapshot. A rank
+    leaves ``running`` last.
+    """
 
     def __init__(self, ranks: Sequence[int], hosts: Mapping[int, str]) -> None:
-        self.running = set(ranks)
+        self.running = frozenset(ranks)
         self.failures: dict[int, CellFailure] = {}
         self.replies: dict[int, Replied] = {}
         self._silent: set[int] = set()
@@ -42,19 +46,19 @@ class CellState:
         if rank not in self.running:
             return
         if isinstance(event, Replied):
-            self.replies[rank] = event
+            self.replies = self.replies | {rank: event}
             if event.content["status"] != "ok":
-                self.failures[rank] = self._failure(rank, event)
+                self.failures = self.failures | {rank: self._failure(rank, event)}
             if event.quiet or rank in self._silent:
-                self.running.discard(rank)
+                self.running -= {rank}
         elif isinstance(event, OutputEnded):
             # The idle message and the reply travel on different sockets: either may come first.
             self._silent.add(rank)
             if rank in self.replies:
-                self.running.discard(rank)
+                self.running -= {rank}
         elif isinstance(event, Died):
-            self.running.discard(rank)
-            self.failures[rank] = self._death(rank, event)
+            self.failures = self.failures | {rank: self._death(rank, event)}
+            self.running -= {rank}
 
     def _failure(self, rank: int, event: Replied) -> CellFailure:
         content = event.content
@@ -90,9 +94,7 @@ class CellState:
     @property
     def waited(self) -> dict[int, CellFailure]:
         """Failures of ranks whose process group was aborted because another rank had failed."""
-        if all(failure.of_group for failure in self.failures.values()):
-            return {}  # no rank failed on its own, so the group itself is the cause
-        return {rank: failure for rank, failure in self.failures.items() if failure.of_group}
+        return _waited(self.failures)
 
     def cut_imports(self, remedy: Callable[[Collection[int]], str]) -> list[str]:
         """Return messages on modules whose import was interrupted, so that ranks can't import them again.
@@ -111,8 +113,15 @@ class CellState:
 
     def distinct_failures(self) -> tuple[CellFailure, ...]:
         """Return each distinct failure once with all its ranks, the earliest first; without those in :attr:`waited`."""
-        waited = self.waited
-        return merge_failures(failure for rank, failure in self.failures.items() if rank not in waited)
+        failures = self.failures
+        waited = _waited(failures)
+        return merge_failures(failure for rank, failure in failures.items() if rank not in waited)
+
+
+def _waited(failures: Mapping[int, CellFailure]) -> dict[int, CellFailure]:
+    if all(failure.of_group for failure in failures.values()):
+        return {}  # no rank failed on its own, so the group itself is the cause
+    return {rank: failure for rank, failure in failures.items() if failure.of_group}
 
 
 def _because(stderr_tail: str) -> str:

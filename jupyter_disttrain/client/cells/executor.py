@@ -88,8 +88,8 @@ class Cells:
 
         A SIGINT during the wait is one more interrupt for the ranks, as during the wait for a cell.
         """
-        table = self._launch.table
-        cells = {rank: table[rank].cell or 0 for rank in ranks if table[rank].state == RankState.RUNNING}
+        entries = [self._launch.table[rank] for rank in ranks]  # a rank that dies may be replaced meanwhile
+        cells = {entry.info.rank: entry.cell or 0 for entry in entries if entry.state == RankState.RUNNING}
         if not cells:
             return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
         deadline = time.monotonic() + GIVE_UP_SECONDS
@@ -103,12 +103,17 @@ class Cells:
                     pressed += 1
                     interrupt(cells)
             held.obeyed = held.pressed
-        left = [rank for rank in cells if table[rank].state == RankState.RUNNING]
+        states = {entry.info.rank: entry.state for entry in entries}
         lines = []
         for number in sorted(set(cells.values())):
-            ended = [rank for rank in cells if cells[rank] == number and rank not in left]
+            own = [rank for rank in cells if cells[rank] == number]
+            dead = [rank for rank in own if states[rank] == RankState.DEAD]
+            ended = [rank for rank in own if states[rank] == RankState.IDLE]
             if ended:
                 lines.append(f"{label_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended cell {number}")
+            if dead:
+                lines.append(f"{label_ranks(dead)} died in cell {number}")
+        left = [rank for rank in cells if states[rank] == RankState.RUNNING]
         return [*lines, *([not_back(left, self._launch.stuck_remedy(left))] if left else [])]
 
     def send(
@@ -185,7 +190,17 @@ class Cells:
         self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
     ) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-        return CellRun(number, ranks, hosts, interrupt, self._supervisor, listener, self._launch.stuck_remedy)
+
+        def interrupt_cell(among: Collection[int], *, forced: bool) -> None:
+            """Interrupt those of the ranks that run this cell: one that has ended it may run the next."""
+            requests = {rank: self._launch.table[rank].request for rank in among}
+            own = [rank for rank, request in requests.items() if self._cells.get(request) == (run, rank)]
+            if own:
+                interrupt(own, forced=forced)
+
+        stuck_remedy = self._launch.stuck_remedy
+        run = CellRun(number, ranks, hosts, interrupt_cell, self._supervisor, listener, stuck_remedy, self._on_done)
+        return run
 
     def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
         """Take over a cell that an earlier notebook sent, from that notebook's cell log."""
@@ -242,7 +257,7 @@ class Cells:
             if content.get("mpi_revoked"):
                 self._launch.state.mpi_revoked = broken = True
             self._supervisor.on_reply(rank, failed=failed, broken=broken)
-            self._put(run, event)  # after the supervisor: the wait for the cell then checks whether the session settled
+            run.put(event)  # after the supervisor: the wait for the cell then checks whether the session settled
 
         return on_reply
 
@@ -253,7 +268,7 @@ class Cells:
             return
         run, _ = self._cells.get(message["parent_header"].get("msg_id", ""), (None, entry.info.rank))
         with self._lock:
-            if run is not None and self._put(run, event):
+            if run is not None and run.put(event):
                 return
             if isinstance(event, OutputEnded):
                 return  # no thread waits for its cell any more
@@ -279,20 +294,17 @@ class Cells:
             self._supervisor.on_death(entry.info.rank)
             runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
             for run in runs:
-                self._put(run, event)
+                run.put(event)
             if not runs and event.record.host_silent_s:
                 self._supervisor.note(f"rank {entry.info.rank} was {event.record.cause}")  # shown with the next cell
         entry.pid_gone.set()
 
-    def _put(self, run: CellRun, event: Event) -> bool:
-        """Add an event to a cell; return False if it came too late. Remove a cell that has ended from the cell log."""
-        is_taken = run.put(event)
-        if is_taken and run.done:
-            self._note_return(run)
-            without_group = not any(entry.group for entry in self._launch.table)
-            self._launch.journal.ended(run.number, run.errors, without_group=without_group)
-            self._try_cell_log(lambda: self.cell_log.remove(run.number))
-        return is_taken
+    def _on_done(self, run: CellRun) -> None:
+        """Record that a cell has ended on every rank, and remove it from the cell log."""
+        self._note_return(run)
+        without_group = not any(entry.group for entry in self._launch.table)
+        self._launch.journal.ended(run.number, run.errors, without_group=without_group)
+        self._try_cell_log(lambda: self.cell_log.remove(run.number))
 
     def _note_return(self, run: CellRun) -> None:
         """Add a note on ranks that ended the cell after the wait for them was given up."""

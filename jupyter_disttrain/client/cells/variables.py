@@ -148,10 +148,11 @@ def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> 
 
 def ask(launch: Launch, ranks: Sequence[int], request: RankRequest, buffers: Sequence[Any] = ()) -> dict[int, Message]:
     """Send a request to each rank and wait for all replies."""
-    table, link = launch.table, launch.open_link
-    futures = {rank: link.request(table[rank].engine, request, buffers=buffers) for rank in ranks}
+    link = launch.open_link
+    entries = {rank: launch.table[rank] for rank in ranks}  # of the processes that reply; one may be replaced meanwhile
+    futures = {rank: link.request(entry.engine, request, buffers=buffers) for rank, entry in entries.items()}
     try:
-        replies = {rank: _wait_for(future, table[rank]) for rank, future in futures.items()}
+        replies = {rank: _wait_for(future, entries[rank]) for rank, future in futures.items()}
     except BaseException:  # usually an interrupt: files of replies still to come must not stay in shared memory
         for future in futures.values():
             future.add_done_callback(partial(_discard, launch))
@@ -159,7 +160,7 @@ def ask(launch: Launch, ranks: Sequence[int], request: RankRequest, buffers: Seq
     for rank, reply in replies.items():
         content = reply["content"]
         if content["status"] == "error":
-            raise UsageError(f"rank {rank} on {table[rank].info.host}: {content['ename']}: {content['evalue']}")
+            raise UsageError(f"rank {rank} on {entries[rank].info.host}: {content['ename']}: {content['evalue']}")
     return replies
 
 

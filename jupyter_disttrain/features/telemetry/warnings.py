@@ -19,6 +19,7 @@ from .stragglers import find_straggler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from ...protocol.messages import RankVitals
     from ...protocol.metric_blocks import Sample, Samples
@@ -96,7 +97,7 @@ class Remarks:
         with self._lock:
             return [str(found) for found in self._nan.get(cell, {}).values()]
 
-    def of_running(self, running: set[int]) -> list[str]:
+    def of_running(self, running: AbstractSet[int]) -> list[str]:
         """Return remarks on the cells that ranks run now."""
         ranks = self._figures()
         cells = {ranks[rank].vitals.cell for rank in running if rank in ranks} - {None}
@@ -112,7 +113,7 @@ class Remarks:
         """Return remarks on the job that the ranks run in; they do not depend on a running cell."""
         return [self.job] if self.job else []
 
-    def of_speed(self, running: set[int]) -> list[str]:
+    def of_speed(self, running: AbstractSet[int]) -> list[str]:
         """Return remarks on the speed of ranks that run a cell."""
         rates = {
             rank: rates
@@ -122,7 +123,7 @@ class Remarks:
         found = find_straggler(rates) if rates.keys() == running else None
         return [] if found is None else [str(found)]
 
-    def of_progress(self, running: set[int], cell: int | None = None) -> str:
+    def of_progress(self, running: AbstractSet[int], cell: int | None = None) -> str:
         """Return the progress of the loop that the ranks run, on the slowest of them; empty if it is unknown.
 
         Ranks may report different loops, e.g. where only rank 0 shows a progress bar: then the first rank's loop

@@ -48,7 +48,7 @@ class Screen:
     sink
         Where it is drawn.
     ranks
-        The ranks of the cell; a single rank is not labelled.
+        The ranks of the cell. A single rank is not labelled, until late output of another rank is shown too.
     world_size
         The number of ranks in the cluster.
     log_folder
@@ -78,8 +78,8 @@ class Screen:
     ) -> None:
         self._sink = sink
         self._labelled = len(ranks) > 1
-        self._ranks = sorted(ranks)
-        self._width = len(label_ranks(range(world_size))) if self._labelled else 0
+        self._ranks = sorted(ranks)  # and those of other ranks that have late output here
+        self._width = len(label_ranks(range(world_size)))
         self._label_width = self._width  # width of the labels on the screen: those of scattered ranks are longer
         self._labels: dict[tuple[frozenset[int], str], tuple[str, int]] = {}  # cached, because lines are many
         self._log_folder = log_folder
@@ -180,6 +180,11 @@ class Screen:
 
     def _take_output(self, event: Event) -> None:
         self._changed = True
+        if event.rank not in self._ranks:  # late output of an earlier cell of that rank
+            self._ranks = sorted([*self._ranks, event.rank])
+            self._labelled = True
+            for section in self._transcript.sections:
+                section.dirty = True
         transcript = self._transcript
         if isinstance(event, Printed):
             transcript.add_text(event.rank, event.stream, event.text)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from ..cell_started import CellStarted
+
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[2])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
@@ -78,7 +80,7 @@ class InterruptDeferral:
         sys.unraisablehook = self._on_unraisable
         threading.Thread(target=self._watch, name="interrupt deferral", daemon=True).start()
 
-    def begin_cell(self) -> None:
+    def drop_interrupt(self, _cell: CellStarted) -> None:
         """Drop an interrupt of an earlier cell; SIGINT must have no effect while this is called."""
         self._stop_tracing()
         with self._turns:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..cell_started import CellStarted
+
 AUTOCAST = ("cpu", "cuda")  # devices whose autocast is checked
 
 
@@ -27,7 +29,7 @@ class TorchFlags:
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
 
-    def note(self) -> None:
+    def note(self, _cell: CellStarted) -> None:
         """Record the state before a cell."""
         self._found = {name: read() for name, read, _ in (*_switches(), *_depths())}
 

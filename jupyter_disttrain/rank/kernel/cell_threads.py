@@ -19,7 +19,7 @@ _cell: ContextVar[dict[str, Any] | None] = ContextVar(_NAME, default=None)  # ta
 _current: list[dict[str, Any]] = []  # the header of the running cell, or of the last one
 
 
-def begin_cell(header: dict[str, Any]) -> None:
+def attribute_to(header: dict[str, Any]) -> None:
     """Attribute threads and tasks started from now on to this request."""
     _current[:] = [header]
     _cell.set(header)

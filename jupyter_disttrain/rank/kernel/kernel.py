@@ -30,9 +30,11 @@ from ...protocol.messages import OPTIONS
 from ...protocol.requests import RankRequest
 from ...protocol.serialization import dump_value
 from ...protocol.shared_memory import lend
+from ..cell_started import CellStarted, CellStarts
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
+from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import ReleasedError
 from ..process_group.group import RELEASE_SIGNAL
@@ -83,6 +85,7 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[RankRequest.msg_type] = self.rank_request
         self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
+        self.cell_starts = CellStarts()
         self._ours = False
         self._cell: dict[str, Any] | None = None  # the running cell
         self._deferral = InterruptDeferral()
@@ -92,6 +95,8 @@ class RankKernel(IPythonParallelKernel):
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
+        # An interrupt of an earlier cell is dropped while SIGINT has no effect.
+        self.cell_starts.subscribe(self._deferral.drop_interrupt, self._accept_interrupts)
 
     def take_charge(
         self,
@@ -107,7 +112,10 @@ class RankKernel(IPythonParallelKernel):
         reserved
             File descriptors to free before the first cell.
         """
-        self._descriptors, self._reserved = descriptors, reserved
+        self._descriptors = descriptors
+        self.cell_starts.subscribe(
+            lambda _cell: reserved.free(), user_code.set_cells, self.shell.clear_state, self._torch_flags.note
+        )
         self._request_handler = request_handler
         request_handler.repeat_reply = self._repeat_reply
         self._publisher = publisher
@@ -155,24 +163,17 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
-        self._reserved.free()
-        self._interrupted = False
-        self._deferral.begin_cell()
-        signal.signal(signal.SIGINT, self._note_interrupt)
-        # From here on the nanny passes on this cell's interrupts, including one that it kept until now.
-        mark = self._publisher.begin_cell(parent["header"], self.session.pack(parent["header"]))
-        shell.begin_cell(is_typed=options["is_cell"])
-        shell.execution_count = options["execution_count"]
-        if self._request_handler.group is not None:
-            self._request_handler.group.before_cell(options["cell"])
-        self._torch_flags.note()
-        self._request_handler.progress.begin_cell()
-        self._request_handler.mpi.begin_cell()
+        count = options["execution_count"]
+        self.cell_starts.publish(
+            CellStarted(
+                number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
+            )
+        )
         self._begun.append(parent["header"]["msg_id"])
         self._cell = {
             "number": options["cell"],
             "request": parent["header"]["msg_id"],
-            "execution_count": options["execution_count"],
+            "execution_count": count,
         }
         content = parent["content"]
         start = time.time()
@@ -204,7 +205,7 @@ class RankKernel(IPythonParallelKernel):
             cell_errors.let_go(error, shell.user_ns)
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
-        quiet = self._end_cell(parent, mark)
+        quiet = self._end_cell(parent)
         self._reply(stream, ident, parent, json_clean(reply), {"quiet": quiet, "group": group}, buffers)
 
     def _reply(
@@ -301,6 +302,10 @@ class RankKernel(IPythonParallelKernel):
             self._request_handler.group.is_raised = True
         raise KeyboardInterrupt
 
+    def _accept_interrupts(self, _cell: CellStarted) -> None:
+        self._interrupted = False
+        signal.signal(signal.SIGINT, self._note_interrupt)
+
     def _note_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True
 
@@ -310,10 +315,10 @@ class RankKernel(IPythonParallelKernel):
     def post_handler_hook(self) -> None:
         """Leave SIGINT to :meth:`_execute`."""
 
-    def _end_cell(self, parent: dict[str, Any], mark: tuple[int, int]) -> bool:
+    def _end_cell(self, parent: dict[str, Any]) -> bool:
         """Close the cell's output; return True if there was none."""
         flush_all(sys.stdout, sys.stderr)
-        if self._publisher.is_silent_since(mark):
+        if self._publisher.is_silent:
             return True
         with self._publisher.ending_cell():
             super()._publish_status("idle", "shell", parent)

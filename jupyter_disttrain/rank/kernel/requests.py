@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from jupyter_client.session import Session
 
+    from ..cell_started import CellStarts
     from ..startup.announce import Hellos
     from .shell import RankShell
 
@@ -94,12 +95,14 @@ class RequestHandler:
         engine: str,
         cell: Callable[[], dict[str, Any] | None],
         hellos: Hellos,
+        cell_starts: CellStarts,
     ) -> None:
         self._rank_end = rank_end
         self._session = session
         self._engine = engine
         self._cell = cell
         self._hellos = hellos
+        self._cell_starts = cell_starts
         self._shell: RankShell | None = None
         self.repeat_reply: Callable[[str], Reply] = _no_reply  # takes the message id of a cell
         self.begin_session: Callable[[], list[str]] = list  # returns what failed in the user's profile
@@ -112,6 +115,7 @@ class RequestHandler:
         self.staging = Staging()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
+        cell_starts.subscribe(self.progress.reset, self.mpi.allow_release)
 
     def bind(self, shell: RankShell) -> None:
         """Set the shell whose namespace is filled."""
@@ -159,6 +163,7 @@ class RequestHandler:
         sees_shelf = self.shelf is not None
         if info.backend != "none":
             self.group = Group(info, request.timeout_s)
+            self._cell_starts.subscribe(self.group.take_number)
             refuse_spawn()
             watch_builds()
             leave_defaults_open()

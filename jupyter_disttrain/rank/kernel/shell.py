@@ -26,7 +26,6 @@ from traitlets import Type, observe
 
 from ...features.scripts.in_process import end_child
 from ...protocol.time_limits import REPORT_ERROR_SECONDS
-from ..output import user_code
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
 from ..output.sources import find_classes_in_cells
 from ..output.streams import flush_all
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from ...features.reloading.rank import LocalModules
     from ...features.scripts.rank import Scripts
     from ...features.staging.rank import Staging
+    from ..cell_started import CellStarted
     from .tracebacks import Report
 
 NO_VALUE = object()
@@ -127,12 +127,12 @@ class RankShell(ZMQInteractiveShell):
         """End the cell, not the rank: ``exit()`` means the same as in a script."""
         raise SystemExit(0)
 
-    def begin_cell(self, *, is_typed: bool) -> None:
+    def clear_state(self, cell: CellStarted) -> None:
         """Clear the state of the cell before."""
+        self.execution_count = cell.execution_count
         self._has_begun, self._transformed = False, (None, "")
         self.forget_error()
         self._last_traceback_during_displayhook = False
-        user_code.begin_cell(is_typed=is_typed)
         self.displayhook.last_value = NO_VALUE
         # What cells showed and the texts of their errors: IPython 9 keeps them for %notebook, of no use on a rank.
         for name in ("outputs", "exceptions"):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...protocol.ranks import RankInfo
+    from ..cell_started import CellStarted
     from .calls import MpiCall
 
 _UNFINISHED: list[Any] = []  # requests with their receive buffers, to which MPI may still write; kept alive here
@@ -111,7 +112,7 @@ class MpiWorld:
 
     # While a cell runs, on the control thread
 
-    def begin_cell(self) -> None:
+    def allow_release(self, _cell: CellStarted) -> None:
         """Mark that a cell runs, so that a release may have calls to end."""
         self._runs_cell = True
 

@@ -264,7 +264,7 @@ class RankEnd:
         self._wire.page[IN_USE] = 0
         USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
 
-    def begin_cell(self) -> None:
+    def clear_interrupted(self) -> None:
         """Clear the mark that the cell was interrupted."""
         self._wire.page[INTERRUPTED] = 0
 

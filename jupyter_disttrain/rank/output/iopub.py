@@ -12,8 +12,9 @@ from ..kernel import cell_threads
 from ..nanny.ipc import CELL_BEGIN, CELL_END, LATE, LOGGED, PLACED, RankEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ..cell_started import CellStarted
     from .streams import Turns
 
 
@@ -26,20 +27,24 @@ class Publisher:
         Where they are sent.
     turns
         Lock and order of the printed output.
+    pack
+        Packs a header as the session does.
     """
 
-    def __init__(self, rank_end: RankEnd, turns: Turns) -> None:
+    def __init__(self, rank_end: RankEnd, turns: Turns, pack: Callable[[dict[str, Any]], bytes]) -> None:
         self._rank_end = rank_end
         self._turns = turns
+        self._pack = pack
+        self._mark = rank_end.mark  # the point in the output at which the cell began
         self._kind = PLACED
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         """Send a message; returns when the nanny's socket has taken it."""
         self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
 
-    def send_late(self, packed_header: bytes, stream: str, data: bytes) -> None:
+    def send_late(self, header: dict[str, Any], stream: str, data: bytes) -> None:
         """Send text for an earlier cell, without waiting for the nanny."""
-        self._rank_end.send(LATE, [packed_header, stream.encode(), data])
+        self._rank_end.send(LATE, [self._pack(header), stream.encode(), data])
 
     def log_display(self, data: dict[str, Any]) -> None:
         """Write the text form of a display to the rank's log; the display itself is sent next, and waited for."""
@@ -50,19 +55,20 @@ class Publisher:
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is buffered."""
 
-    def begin_cell(self, header: dict[str, Any], packed_header: bytes) -> tuple[int, int]:
-        """Attribute what is printed and started to a request; returns the mark for :meth:`is_silent_since`.
+    def attribute_output(self, cell: CellStarted) -> None:
+        """Attribute what is printed and started from now on to a cell, and have the nanny pass on its interrupts.
 
         No thread prints meanwhile, and what was printed before belongs to the last cell: the nanny handles that first.
+        It then also passes on an interrupt of this cell that it has kept until now.
         """
+        header = self._pack(cell.header)
         with self._turns.lock:
             self._turns.send_rest()
-            cell_threads.begin_cell(header)
+            cell_threads.attribute_to(cell.header)
             self._rank_end.wait_until_handled()
-            mark = self._rank_end.mark
-            self._rank_end.begin_cell()
-            self._rank_end.send(CELL_BEGIN, [packed_header])
-        return mark
+            self._mark = self._rank_end.mark
+            self._rank_end.clear_interrupted()
+            self._rank_end.send(CELL_BEGIN, [header])
 
     @property
     def was_interrupted(self) -> bool:
@@ -78,9 +84,10 @@ class Publisher:
         finally:
             self._rank_end.end_use()
 
-    def is_silent_since(self, mark: tuple[int, int]) -> bool:
-        """Whether nothing was printed or published since ``mark``."""
-        return self._rank_end.is_silent_since(mark)
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing was printed or published since the cell began."""
+        return self._rank_end.is_silent_since(self._mark)
 
     @contextmanager
     def ending_cell(self) -> Iterator[None]:

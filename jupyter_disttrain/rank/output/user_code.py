@@ -8,16 +8,20 @@ show.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..cell_started import CellStarted
 
 CELL = "ipykernel_"  # part of the name under which a cell is compiled
 
 _script: str | None = None  # the file; None while cells run, empty while a magic's code does
 
 
-def begin_cell(*, is_typed: bool) -> None:
+def set_cells(cell: CellStarted) -> None:
     """Set cells as the user's code; or none, if the user has not written what runs."""
     global _script  # noqa: PLW0603  (a process runs one cell at a time)
-    _script = None if is_typed else ""
+    _script = None if cell.is_typed else ""
 
 
 def begin_script(filename: str) -> None:

@@ -25,7 +25,7 @@ _reading = threading.Lock()  # held while NCCL's record is read
 
 
 def pending_collective() -> dict[str, Any] | None:
-    """Return the oldest unfinished collective of Gloo; its caller waits for it."""
+    """Return the oldest unfinished collective of Gloo; its caller need not wait for it, as with ``async_op=True``."""
     return _oldest(_of_gloo(only_active=True))
 
 

@@ -29,6 +29,7 @@ import functools
 import os
 import platform
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,15 @@ from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import FrameType
 
 BUSIEST = 10.0  # limit of the processes per core, which scale SETTLED_SECONDS: on a busy host Gloo's threads run later
 PAGE_BYTES = 4096
 MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
 NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # number of the futex system call
+_OPERATION, _WAIT_BITSET = 0x7F, 9  # the futex operation without its flags; that of condition variables
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
 # Largest offset of a condition variable in an object, with room for other builds; beyond it lies another object.
 _REACH = {_BUFFER: 192, _PAIR: 576}
@@ -109,6 +113,30 @@ def is_main_thread_waiting() -> bool:
         return False
     sleep = _sleep_of(Path(f"/proc/self/task/{os.getpid()}"))
     return sleep is not None and _object_around(sleep, gloo.vtables) is not None
+
+
+def may_wait_for_collective(frame: FrameType | None) -> bool:
+    """Whether the main thread may wait for a collective in C code, as in the ``wait()`` of one that was called before.
+
+    Then it sleeps in a condition variable without a time limit. With one it waits for the GIL. OpenMP uses no condition
+    variable, and Python's own locks are those of the standard library's functions. Where Linux does not allow reading
+    the system call, every thread counts as waiting.
+
+    Parameters
+    ----------
+    frame
+        The main thread's innermost frame.
+    """
+    file = "" if frame is None else frame.f_code.co_filename
+    if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:  # where libraries are installed
+        return False
+    call = _system_call(Path(f"/proc/self/task/{os.getpid()}"))
+    if not call:
+        return True
+    if call[0] != _FUTEX.get(platform.machine()):
+        return False
+    operation, limit = int(call[2], 16) & _OPERATION, int(call[4], 16)
+    return operation == _WAIT_BITSET and limit == 0
 
 
 def _waits(vtables: Mapping[str, int]) -> set[Wait]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ...protocol.ranks import RankInfo
+    from ..cell_started import CellStarted
     from .subgroups import GroupRecord
 
 
@@ -287,9 +288,9 @@ class Group:
             return f"session/{self.generation}"
         return self._own_tag
 
-    def before_cell(self, cell: int) -> None:
+    def take_number(self, cell: CellStarted) -> None:
         """Set the cell's number, which is the same on every rank, so it can name what the ranks do together."""
-        self._cell, self._inits, self.lost_work = cell, 0, False
+        self._cell, self._inits, self.lost_work = cell.number, 0, False
 
     @property
     def counts(self) -> dict[str, Any]:

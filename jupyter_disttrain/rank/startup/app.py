@@ -141,10 +141,8 @@ class RankEngine(IPEngine):
     def _make_kernel(self) -> RankKernel:
         control_thread = ControlThread(daemon=True)
         control_thread.start()
-        publisher = Publisher(self._rank_end, self._turns)
-        self._turns.send_late = lambda header, stream, data: publisher.send_late(
-            self.session.pack(header), stream, data
-        )
+        publisher = Publisher(self._rank_end, self._turns, self.session.pack)
+        self._turns.send_late = publisher.send_late
         kernel: RankKernel = RankKernel.instance(
             parent=self,
             engine_id=self.id,
@@ -164,7 +162,10 @@ class RankEngine(IPEngine):
         global _exit  # noqa: PLW0603  (one per process)
         atexit.unregister(kernel.shell.atexit_operations)  # deletes variables, some of which would wait for other ranks
         _exit = RankExit()
-        request_handler = RequestHandler(self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos)
+        kernel.cell_starts.subscribe(publisher.attribute_output)
+        request_handler = RequestHandler(
+            self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos, kernel.cell_starts
+        )
         request_handler.begin_session = functools.partial(self._run_profile, app, kernel.shell)
         kernel.take_charge(request_handler, publisher, self._descriptors, self._reserved)
         return kernel

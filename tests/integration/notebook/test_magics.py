@@ -14,6 +14,8 @@ import pytest
 from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ...support.notebook_driver import Notebook
 
 HOST = socket.gethostname()
@@ -153,6 +155,19 @@ def test_cell_that_fails_without_waiting_fails_when_waited_for(notebook: Noteboo
     notebook.run("%%rank 1 --noblock\nx = 1\n1 / 0").check()
     error = notebook.run("%dist_wait").error
     assert error == f"RankFailure: rank 1 ({HOST}), line 3: ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("kind", ["cell", "script"])
+def test_timeout_of_a_cell_without_waiting_interrupts_it(notebook: Notebook, kind: str, tmp_path: Path) -> None:
+    code = "import time\nwhile True: time.sleep(0.01)\n"
+    script = tmp_path / "endless.py"
+    script.write_text(code)
+    options = "--noblock --timeout 0.5"
+    notebook.run(f"%%distributed {options}\n{code}" if kind == "cell" else f"%dist_run {options} {script}").check()
+    status = "{entry.state for entry in cluster.table} == {'idle'}"
+    assert wait_until(lambda: notebook.run(status).check().text == "True"), "no thread waits for it"
+    ended = notebook.run("%dist_wait").error
+    assert ended == "CellTimeoutError: the cell ran longer than 0.5 s and was interrupted"
 
 
 def test_ranks_that_run_behind_refuse_another_cell(notebook: Notebook) -> None:

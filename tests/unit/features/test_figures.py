@@ -27,7 +27,7 @@ from jupyter_disttrain.protocol.messages import RankVitals
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
 from jupyter_disttrain.protocol.states import RankState
 
-from ..records import rank_info
+from ..records import cell_started, rank_info
 
 if TYPE_CHECKING:
     import pytest
@@ -44,12 +44,12 @@ def test_optimizers_of_a_cell_are_counted_and_alternating_ones_count_once() -> N
         for _ in range(100):
             progress._on_step(fold, (), {})
     assert progress.steps == 500 - 4  # a new optimizer could be one that alternates with the last
-    progress.begin_cell()
+    progress.reset(cell_started())
     for _ in range(10):
         for each in (critic, critic, critic, network):
             progress._on_step(each, (), {})
     assert progress.steps - 496 == 30
-    progress.begin_cell()
+    progress.reset(cell_started())
     for _ in range(100):
         progress._on_step(optimizer(), (), {})  # an optimizer that is created again in each step
     assert progress.steps - 526 == 100

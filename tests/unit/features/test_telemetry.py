@@ -14,11 +14,13 @@ from jupyter_disttrain.features.telemetry.rank_figures import Rates
 from jupyter_disttrain.features.telemetry.stragglers import find_straggler
 from jupyter_disttrain.protocol.messages import RankVitals
 
+from ..records import cell_started
+
 
 def test_resumed_progress_bar_counts_only_its_own_steps() -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
     progress = Progress(lambda: None, lambda _loop: None)
-    progress.begin_cell()
+    progress.reset(cell_started())
     progress._began_s -= 60.0
     with tqdm(total=1000, initial=900, file=io.StringIO()) as bar:
         assert math.isnan(progress.loop[2])

@@ -25,6 +25,8 @@ from .status_page import LoopStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ....rank.cell_started import CellStarted
+
 _SEVERAL = (list, tuple)
 Loop = tuple[int, int, float]
 NOWHERE: Loop = (0, 0, math.nan)
@@ -79,7 +81,7 @@ class Progress:
         self._passes: dict[int, Pass] = {}  # by the iterator's id; the pass of the last batch comes last
         self._began_s = 0.0  # wall clock at the cell's start
 
-    def begin_cell(self) -> None:
+    def reset(self, _started: CellStarted) -> None:
         """Reset the optimizers of the cell, and hook into what has been imported meanwhile."""
         self._stepped.clear()
         self._passes.clear()

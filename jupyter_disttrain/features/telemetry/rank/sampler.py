@@ -4,10 +4,10 @@ Covers: the current line, waits for other ranks, passing the heartbeat to the na
 Does not cover: CPU, memory and devices, which the nanny reads (``process_stats``); the whole stack (``stacks``).
 
 A sample costs some 200 us, four times a second while a cell runs. The main thread waits if it is in a function in which
-ranks wait, or if the system reports that it sleeps and a collective is unfinished. Collectives are in torch's record,
-and reading that takes milliseconds, in which no collective can start: so it is read when the main thread has not moved
-since the last sample, and else as often as ``READING_SHARE`` allows. A sample between two readings counts as the next
-reading finds the thread.
+ranks wait, or if the system reports that it sleeps in a condition variable and a collective is unfinished. Collectives
+are in torch's record, and reading that takes milliseconds, in which no collective can start: so it is read when the
+main thread has not moved since the last sample, and else as often as ``READING_SHARE`` allows. A sample between two
+readings counts as the next reading finds the thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
-from ....rank.process_group.gloo_abort import is_main_thread_waiting
+from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
 from .stacks import MESSAGE_WAIT, communication
 from .status_page import CALL_BYTES, NO_CELL, RankStatus
 
@@ -154,7 +154,7 @@ class Sampler:
         is_asleep, is_blocked = self._is_asleep(), self._standstill.check()
         if (is_asleep or is_blocked) and self._group() is not None:
             began = time.thread_time()
-            pending = pending_collective() if is_asleep else None
+            pending = pending_collective() if is_asleep and may_wait_for_collective(frame) else None
             if pending is None and is_blocked:  # on a GPU, for which it may wait by spinning
                 pending = pending_on_device()
             self._next_reading = now + (time.thread_time() - began) / READING_SHARE

@@ -19,7 +19,7 @@ from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_cell, is_own, is_typed, script_name
 from ....rank.process_group.flight_recorder import called, pending_collective, pending_on_device
-from ....rank.process_group.gloo_abort import is_main_thread_waiting
+from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -74,7 +74,8 @@ def where(
         # A loop comes to the same line again and again, with other values.
         found["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:
-        found["collective"] = horovod.waiting or pending_collective() or _device_wait()
+        waits = found["call"] is not None or may_wait_for_collective(frame)
+        found["collective"] = horovod.waiting or (pending_collective() if waits else None) or _device_wait()
         if found["call"] is None and found["collective"] is None and is_main_thread_waiting():
             found["call"] = MESSAGE_WAIT
     return found

@@ -14,15 +14,26 @@ def read_slowly():
     while time.thread_time() - begun < 0.05: pass  # as torch's record of thousands of collectives takes
     return read()
 sampler.pending_collective = read_slowly
+import queue, threading
+items = queue.SimpleQueue()  # its get() sleeps in C code as the wait() of a collective does
 """
 TRAIN = """
 until = time.monotonic() + 3
-while time.monotonic() < until: time.sleep(0.001)  # in every look it sleeps, and since the last look it has run
+def feed():
+    while time.monotonic() < until + 1:
+        time.sleep(0.001)
+        items.put(None)
+feeder = threading.Thread(target=feed)
+feeder.start()
+while time.monotonic() < until: items.get()  # in every look it sleeps, and since the last look it has run
+feeder.join()
 len(readings)
 """
 STAND = """
 readings.clear()
-time.sleep(3)
+while not items.empty(): items.get()
+threading.Timer(3, items.put, [None]).start()
+items.get()
 len(readings)
 """
 

@@ -1,0 +1,207 @@
+"""Wait for a cell whose ranks are simulated, enforce its timeout, ask ranks that die meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from jupyter_disttrain.client.cells import cell_run, variables
+from jupyter_disttrain.client.cells.cell_run import CellRun
+from jupyter_disttrain.client.cells.events import Event, Printed, Replied
+from jupyter_disttrain.client.cells.executor import Cells
+from jupyter_disttrain.client.startup.rank_table import RankEntry
+from jupyter_disttrain.errors import CellTimeoutError, UsageError
+from jupyter_disttrain.protocol.requests import Pull
+from jupyter_disttrain.protocol.states import RankState
+
+from ..records import rank_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from jupyter_disttrain.client.cells.cell_run import Listener
+
+REMARKS = SimpleNamespace(of_values=lambda _cell: [])
+CALM = SimpleNamespace(
+    remarks=REMARKS, wait_until_settled=lambda _timeout_s: True, take_notes=list, out_of_step=list, waits_for=""
+)
+
+
+def run_of(
+    ranks: tuple[int, ...], interrupt: Callable[..., None] = lambda *_, **__: None, listener: Listener | None = None
+) -> CellRun:
+    hosts = dict.fromkeys(ranks, "vm")
+    return CellRun(1, ranks, hosts, interrupt, cast("Any", CALM), listener, lambda _: "%dist_reset", lambda _: None)
+
+
+def replied(rank: int, **content: object) -> Replied:
+    return Replied(rank=rank, time_s=1.0, content={"status": "ok", **content}, buffers=[], quiet=True)
+
+
+def printed(rank: int, text: str) -> Printed:
+    return Printed(rank=rank, time_s=1.0, stream="stdout", text=text)
+
+
+class InterruptedQueue(queue.SimpleQueue[Any]):
+    """A queue whose reader is interrupted as it takes the first reply."""
+
+    was_interrupted = False
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        event = super().get(*args, **options)
+        if isinstance(event, Replied) and not self.was_interrupted:
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        return event
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+
+def test_interrupt_while_an_event_is_handled_keeps_no_cell_from_ending() -> None:
+    run = run_of((0, 1))
+    run._events = InterruptedQueue()
+    run.put(replied(0))
+    run.put(replied(1))
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert run.done
+
+
+class Recorder:
+    """A listener that records the running ranks at each event, and ends the cell at the first."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Event, frozenset[int]]] = []
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        for event in events:
+            if not self.seen:
+                run.put(replied(1))
+            self.seen.append((event, run.state.running))
+
+    def on_end(self, run: CellRun) -> None:
+        pass
+
+    def on_late(self, event: Event) -> None:
+        pass
+
+
+def test_listener_gets_every_event_although_the_state_is_ahead() -> None:
+    recorder = Recorder()
+    run = run_of((0, 1), listener=recorder)
+    events = [printed(1, "a\n"), replied(0), printed(1, "b\n")]
+    for event in events:
+        run.put(event)
+    running = run.state.running
+    assert run.wait().stdout == {0: "", 1: "a\nb\n"}
+    assert [event for event, _ in recorder.seen] == [*events, recorder.seen[-1][0]]
+    assert [running for _, running in recorder.seen] == [frozenset()] * 4
+    assert running == {1}, "a set that was read stays as it was"
+
+
+class Interrupts:
+    """The interrupts that a cell sends to its ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cell_run, "INTERRUPT_GRACE_SECONDS", 0.0)
+        self.sent: queue.SimpleQueue[tuple[set[int], bool]] = queue.SimpleQueue()
+
+    def __call__(self, ranks: Collection[int], *, forced: bool) -> None:
+        self.sent.put((set(ranks), forced))
+
+    def take(self) -> list[tuple[set[int], bool]]:
+        return [self.sent.get(timeout=30) for _ in range(2)]
+
+
+def test_timeout_interrupts_ranks_although_no_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = Interrupts(monkeypatch)
+    run = run_of((0, 1), interrupts)
+    run.put(replied(0))
+    run.limit(0.0)
+    assert interrupts.take() == [({1}, False), ({1}, True)]
+    run.put(replied(1, status="error", ename="KeyboardInterrupt"))
+    with pytest.raises(CellTimeoutError, match=r"^the cell ran longer than 0 s and was interrupted$"):
+        run.wait()
+
+
+def test_timeout_of_a_cell_that_has_ended_interrupts_nothing() -> None:
+    run = run_of((0,))
+    run.limit(1000.0)
+    (thread,) = [each for each in threading.enumerate() if each.name == "disttrain cell timeout"]
+    run.put(replied(0))
+    thread.join()
+    assert run.wait().timed_out is False
+
+
+def test_wait_after_a_timeout_waits_and_a_second_timeout_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = Interrupts(monkeypatch)
+    run = run_of((0, 1), interrupts)
+    for _ in range(2):
+        with pytest.raises(CellTimeoutError, match="interrupted after its timeout; ranks 0-1 have not come back yet"):
+            run.wait(0.0)
+        assert interrupts.take() == [({0, 1}, False), ({0, 1}, True)]
+    run.put(replied(0))
+    run.put(replied(1))
+    with pytest.raises(CellTimeoutError, match=r"^the cell ran longer than 0 s and was interrupted$"):
+        run.wait()
+
+
+def entry(rank: int) -> RankEntry:
+    info = rank_info(rank, 2)
+    return RankEntry(info=info, engine=f"engine{rank}", nanny=f"nanny{rank}", nanny_pid=rank)
+
+
+def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
+    table = [entry(0), entry(1)]
+
+    def request(engine: str, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if engine == "engine0":
+            future.set_result({"content": {"status": "ok"}})
+        else:
+            table[1].state, table[1] = RankState.DEAD, entry(1)
+        return future
+
+    launch = SimpleNamespace(table=table, open_link=SimpleNamespace(request=request))
+    with pytest.raises(UsageError, match=r"rank 1 \(vm\) died meanwhile"):
+        variables.ask(cast("Any", launch), [0, 1], Pull(names=["x"]))
+
+
+def cells_of(table: list[RankEntry], **supervisor: Any) -> Cells:
+    launch = SimpleNamespace(table=table, stuck_remedy=lambda _ranks: "%dist_reset")
+    return Cells(cast("Any", launch), cast("Any", SimpleNamespace(**supervisor)), cast("Any", None), 0)
+
+
+def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_cell() -> None:
+    table = [entry(0), entry(1)]
+    for each in table:
+        each.state, each.cell = RankState.RUNNING, 3
+
+    def until_idle(_ranks: Collection[int], _timeout_s: float) -> bool:
+        table[0].state = RankState.IDLE
+        table[1].state, table[1] = RankState.DEAD, entry(1)
+        return True
+
+    cells = cells_of(table, wait_until_idle=until_idle)
+    assert cells.interrupt_and_wait((0, 1), lambda _ranks: None) == [
+        "rank 0 has ended cell 3",
+        "rank 1 died in cell 3",
+    ]
+
+
+def test_interrupt_of_a_cell_reaches_no_rank_that_runs_the_next_one() -> None:
+    table, sent = [entry(0), entry(1)], list[list[int]]()
+    cells = cells_of(table)
+    run = cells._open(1, (0, 1), lambda ranks, **_: sent.append(ranks), None)
+    for each in table:
+        each.request = f"first{each.info.rank}"
+        cells._cells[each.request] = (run, each.info.rank)
+    table[0].request = "second0"
+    run._interrupt((0, 1), forced=False)
+    assert sent == [[1]]
