@@ -192,7 +192,6 @@ class PipelineNode:
         self._put(self._was_read, None)
 
     def _write(self) -> None:
-        assert self._store is not None or not self._own
         while (item := self._turn(lambda: self._to_write.get(timeout=PIPELINE_POLL_SECONDS))) is not None:
             assert self._store is not None
             self._store.write(*item)
@@ -237,12 +236,12 @@ class PipelineNode:
     def _turn(self, call: Callable[[], T]) -> T:
         """Repeat a call with a time limit until it succeeds, or the copy ends."""
         while True:
+            self._check()  # also where no call has to wait
             try:
                 return call()
             except (queue.Empty, queue.Full):
-                self._check()
+                pass
             except zmq.Again:
-                self._check()
                 self._check_connection()
 
     def _put(self, items: Queue, item: Item | None) -> None:

@@ -201,6 +201,14 @@ def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, mon
     assert compared.count(MIB) == 1
 
 
+def test_stop_is_noticed_while_blocks_flow(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain(data / "deep", [tmp_path / "a"])
+    (relay,), written = chain.relays, []
+    monkeypatch.setattr(chain.stores[0], "write", lambda *item: (written.append(item), relay.stop("stopped")))
+    assert outcomes_of(chain) == [(None, "stopped")]
+    assert len(written) == 1
+
+
 # Sources
 
 
