@@ -183,6 +183,7 @@ class PrepareStaging(RankRequest):
     source: str
     to: str | None  # a folder of the node
     mark: str
+    keys: list[str]  # the public and the secret key of this copy
 
 
 @dataclass(frozen=True, kw_only=True)

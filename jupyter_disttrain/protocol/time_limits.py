@@ -120,12 +120,11 @@ RESPAWN_SECONDS = 5.0  # for living ranks to start a process within the MPI job;
 # client.recovery.mpi_respawn
 ASLEEP_SECONDS = 2.0  # without CPU time of a new process in MPI_Init, where it works or, waiting for ranks, spins
 
-# features.staging.source_process
+# features.staging.notebook_source
 STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
 FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
-KEY_SECONDS = 20.0  # for the sending process to start
-STAGE_SENDER_END_SECONDS = 5.0  # for the sending process to end
-STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of the sending process
+STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends, and ssh, to end
+STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of ssh
 
 # features.staging.client
 STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
@@ -283,13 +282,13 @@ JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (-
 # rank.kernel.shell
 REPORT_ERROR_SECONDS = 2.0  # for an error to be sent, before an interrupt may cut that off
 
-# features.staging.peers
+# features.staging.links
 LINGER_MS = 1_000  # for the last messages between nodes
 
 # features.staging.pipeline
-GREET_SECONDS = 20.0  # for a neighbouring node to be reached
+CUT_SECONDS = 5.0  # for the client to end this node, after the connection to the next one has ended
+GREET_SECONDS = 20.0  # for the node after to be reached
 PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
-PASS_END_ON_SECONDS = 1.0  # to pass the end of the copy on to the neighbouring nodes
 
 # features.staging.rank
 STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to

@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+import zmq
 
-from jupyter_disttrain.features.staging.peers import Neighbours, Place
+from jupyter_disttrain.features.staging.links import Links, Place
 from jupyter_disttrain.features.staging.pipeline import PipelineNode
-from jupyter_disttrain.features.staging.reader import Nowhere
 from jupyter_disttrain.features.staging.store import Store
 
 if TYPE_CHECKING:
@@ -131,26 +131,23 @@ class FileServer:
 
 
 class Chain:
-    """Nodes that copy to folders of this machine, each in a thread; the first may only read, and has no folder."""
+    """Nodes that copy to folders of this machine, each in a thread; the first may only read, and has no folder.
+
+    As the client does, it ends the others when one has failed.
+    """
 
     def __init__(self, source: Path | str, folders: Sequence[Path | None], *, verify: bool = False) -> None:
-        self.neighbours = [Neighbours(None if folder is None else "127.0.0.1") for folder in folders]
+        self.verify = verify
+        self.keys = [key.decode() for key in zmq.curve_keypair()]
         self.stores = [
-            Nowhere(str(source)) if folder is None else Store(str(source), str(folder), f"node{at}")
+            None if folder is None else Store(str(source), str(folder), f"node{at}", f"mark-{at}")
             for at, folder in enumerate(folders)
         ]
-        for at, store in enumerate(self.stores):
-            if isinstance(store, Store):
-                store.leave_mark(f"mark-{at}")
+        self.links = [Links(self.keys, None if folder is None else "127.0.0.1") for folder in folders]
         self.places = [
-            Place(rank=at, host=f"node{at}", url=each.url, key=each.key, mark=f"mark-{at}")
-            for at, each in enumerate(self.neighbours)
+            Place(at, f"node{at}", each.url, f"mark-{at}" if each.url else "") for at, each in enumerate(self.links)
         ]
-        self.relays = [
-            PipelineNode(str(source), self.places, at, self.neighbours[at], store, verify=verify)
-            for at, store in enumerate(self.stores)
-        ]
-        self._threads = [threading.Thread(target=relay.run) for relay in self.relays]
+        self.relays = [PipelineNode(str(source), *each) for each in zip(self.links, self.stores, strict=True)]
 
     def run(self) -> list[PipelineNode]:
         """Copy to the end; return the nodes' parts."""
@@ -158,10 +155,12 @@ class Chain:
         return self.join()
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for at, relay in enumerate(self.relays):
+            relay.start(self.places, at, verify=self.verify)
 
     def join(self) -> list[PipelineNode]:
-        for thread in self._threads:
-            thread.join()
+        while not all(relay.done.wait(0.05) for relay in self.relays):
+            for failed in (relay for relay in self.relays if relay.fault is not None):
+                for relay in self.relays:
+                    relay.stop(str(failed.fault))
         return self.relays

@@ -10,21 +10,24 @@ import socket
 import time
 import uuid
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...client.cells.events import Died
+import zmq
+
+from ...client.cells.events import Died, Replied
 from ...client.cells.history import Origin
 from ...client.cells.variables import ask, check_names, push
 from ...config.data_urls import is_address, without_secrets
 from ...errors import ClusterClosedError, StageError
-from ...protocol.ranks import label_ranks
+from ...protocol.ranks import counted, label_ranks
 from ...protocol.requests import EndStaging, ForgetStaging, PrepareStaging, RankControlRequest, StagingState
 from ...protocol.states import RankState
 from ...protocol.time_limits import STAGING_POLL_SECONDS
-from .source_process import Sender
+from .links import Place
+from .notebook_source import NotebookSource
 
 if TYPE_CHECKING:
     import os
@@ -55,7 +58,7 @@ class StageProgress:
             return f"{self.phase or 'starting'} … {self.seconds:.0f} s"
         part = f" · {100 * self.done_bytes / self.total_bytes:.0f} %" if self.total_bytes else ""
         rate = size_text(self.done_bytes / max(self.seconds, 0.001))
-        whole = f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)} on {_count(self.nodes, 'node')}"
+        whole = f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)} on {counted(self.nodes, 'node')}"
         return f"{whole}{part} · {rate}/s"
 
 
@@ -76,22 +79,18 @@ class Staged:
 
     def __str__(self) -> str:
         """Return a line or two on what was done, and where the data set is."""
-        whole = f"{self.name}: {size_text(self.size_bytes)} in {_count(self.files, 'file')}"
-        nodes = f"on {_count(self.nodes, 'node')}"
+        text = f"{self.name}: {size_text(self.size_bytes)} in {counted(self.files, 'file')}"
+        nodes, seconds = f"on {counted(self.nodes, 'node')}", f"{self.seconds:.1f} s"
         if not self.copied_bytes:
-            did = f"{whole} {nodes}, already complete ({self.seconds:.1f} s)"
+            text += f" {nodes}, all there already ({seconds})"
         else:
+            if self.copied_bytes != self.size_bytes:
+                text += f", of which {size_text(self.copied_bytes)} were missing"
             rate = size_text(self.copied_bytes / max(self.seconds, 0.001))
-            part = (
-                ""
-                if self.copied_bytes == self.size_bytes
-                else f", of which {size_text(self.copied_bytes)} were missing"
-            )
             read = "read once" if self.read_bytes == self.size_bytes else f"{size_text(self.read_bytes)} read, once"
-            did = f"{whole}{part}, {nodes} in {self.seconds:.1f} s ({rate}/s); {read}, on {self.read_on}"
-        lines = [did]
-        lines += [f"{host} shares the folder of {other}, which was written once" for host, other in self.shared.items()]
-        return "\n".join([*lines, *self._where()])
+            text += f", {nodes} in {seconds} ({rate}/s); {read}, on {self.read_on}"
+        shared = [f"{host} sees the folder of {other}, which was written once" for host, other in self.shared.items()]
+        return "\n".join([text, *shared, *self._where()])
 
     def _where(self) -> list[str]:
         ranks: dict[str, list[int]] = {}
@@ -120,7 +119,7 @@ class Staging:
     ) -> Staged:
         """Copy a data set to each node's own disk: read once, sent from node to node, checked by hash.
 
-        Files that are there and match the source are not copied again; interrupted copies continue where they stopped.
+        Files that are there and match the source are not copied again.
 
         Parameters
         ----------
@@ -155,20 +154,21 @@ class Staging:
         """
         if name is not None:
             check_names([name])
-        where = source if isinstance(source, str) and is_address(source) else _absolute(source)
+        if not (isinstance(source, str) and is_address(source)):
+            source = Path(source).expanduser().absolute()
+        where = str(source)
         launch, ranks = self._session.ready("all")
-        first = _first_of_each_node(launch, ranks)
+        first = [rank for rank in ranks if launch.table[rank].info.local_rank == 0]
+        keys = [key.decode() for key in zmq.curve_keypair()]
         try:
-            order, chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to))
-            with ExitStack() as stack:
-                sender = None if is_seen else stack.enter_context(Sender(where, launch, chain[0]))
-                if sender is not None:
-                    sender.start(chain, verify=verify)
-                    chain.insert(0, sender.place)
+            chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to), keys)
+            order = [place.rank for place in chain if place.rank is not None]
+            with nullcontext() if is_seen else NotebookSource(where, launch, keys, chain, verify=verify) as sender:
+                places = [tuple(place) for place in ([sender.place] if sender else []) + chain]
                 run = self._session.run(
-                    f"get_ipython().staging.run({chain!r}, verify={verify})",
+                    f"get_ipython().staging.run({places!r}, verify={verify})",
                     order,
-                    listener=_Watch(launch, order, on_progress),
+                    listener=_Watch(launch, order, sender, on_progress),
                     origin=replace(origin or Origin(), is_cell=False),
                 )
                 staged = _result(where, launch, ranks, run, order[0], sender)
@@ -182,25 +182,29 @@ class Staging:
 
 
 class _Watch:
-    """Poll the nodes' progress while waiting for the cell that copies."""
+    """End the copy where one part of it fails; poll the nodes' progress while waiting for the cell that copies."""
 
     def __init__(
-        self, launch: Launch, ranks: Sequence[int], on_progress: Callable[[StageProgress], None] | None
+        self,
+        launch: Launch,
+        ranks: Sequence[int],
+        sender: NotebookSource | None,
+        on_progress: Callable[[StageProgress], None] | None,
     ) -> None:
-        self._launch, self._ranks, self._on_progress = launch, ranks, on_progress
+        self._launch, self._ranks, self._sender, self._on_progress = launch, ranks, sender, on_progress
         self._asked: dict[int, Future[Message]] = {}
         self._states: dict[int, Message] = {}
-        self._began = time.monotonic()
-        self._due = self._began
+        self._has_ended = False
+        self._began = self._due = time.monotonic()
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
         """Take the replies that have arrived, and send new requests, without waiting."""
-        for event in events:
-            if isinstance(event, Died):  # its neighbours would wait for its network to recover
-                host = self._launch.table[event.rank].info.host
-                end = EndStaging(because=f"rank {event.rank} on {host} died")
-                for rank in run.running_now:
-                    self._ask(rank, end)
+        faults = [self._fault_of(event) for event in events] + [self._sender.fault if self._sender else ""]
+        because = next(filter(None, faults), "")
+        if because and not self._has_ended:
+            self._has_ended = True
+            for rank in run.running_now:
+                self._ask(rank, EndStaging(because=because))
         now = time.monotonic()
         if self._on_progress is None or now < self._due or run.done:
             return
@@ -216,14 +220,21 @@ class _Watch:
         if states:
             behind = max(states, key=lambda each: each["total_bytes"] - each["done_bytes"])
             total = max(each["total_bytes"] for each in states)
-            left = behind["total_bytes"] - behind["done_bytes"]
-            seconds = now - self._began
-            nodes = len(self._ranks)
             self._on_progress(
                 StageProgress(
-                    phase=behind["phase"], done_bytes=total - left, total_bytes=total, nodes=nodes, seconds=seconds
+                    phase=behind["phase"],
+                    done_bytes=total - behind["total_bytes"] + behind["done_bytes"],
+                    total_bytes=total,
+                    nodes=len(self._ranks),
+                    seconds=now - self._began,
                 )
             )
+
+    def _fault_of(self, event: Event) -> str:
+        where = f"rank {event.rank} on {self._launch.table[event.rank].info.host}"
+        if isinstance(event, Died):
+            return f"{where} died"
+        return f"{where} failed" if isinstance(event, Replied) and event.content["status"] != "ok" else ""
 
     def _ask(self, rank: int, request: RankControlRequest) -> Future[Message]:
         try:
@@ -242,32 +253,23 @@ class _Watch:
 
 
 def _get_ready(
-    launch: Launch, first: Sequence[int], where: str, to: str | None
-) -> tuple[list[int], list[dict[str, Any]], bool]:
-    """Prepare the nodes for the transfer.
-
-    Returns
-    -------
-    order, chain, is_seen
-        The ranks in the order of the chain; the places of the nodes in the chain, which each node receives; and whether
-        the first node can access the source; otherwise this machine can.
-    """
-    request = PrepareStaging(source=where, to=to, mark=f"mark-{uuid.uuid4().hex[:8]}")
-    ready = {}
-    for rank, reply in ask(launch, first, request).items():
-        ready[rank] = reply["content"]
+    launch: Launch, first: Sequence[int], where: str, to: str | None, keys: list[str]
+) -> tuple[list[Place], bool]:
+    """Prepare the nodes; return them in their order, and whether the first one sees the source (else this machine)."""
+    request = PrepareStaging(source=where, to=to, mark=f"mark-{uuid.uuid4().hex[:8]}", keys=keys)
+    ready = {rank: reply["content"] for rank, reply in ask(launch, first, request).items()}
     refused = [f"rank {rank}: {content['trouble']}" for rank, content in ready.items() if content.get("trouble")]
     if refused:
         raise StageError("; ".join(refused))
-    sees = [rank for rank in first if ready[rank]["sees"]]
-    if not sees and not Path(where).exists():
+    order = sorted(first, key=lambda rank: not ready[rank]["sees"])
+    is_seen = ready[order[0]]["sees"]
+    if not is_seen and not Path(where).exists():
         hosts = ", ".join(dict.fromkeys([*(launch.table[rank].info.host for rank in first), socket.gethostname()]))
         raise StageError(
-            f"{where} does not exist on {hosts}; put it on a file system that a node can read, or use an address that "
+            f"{where} is not there on {hosts}; put it on a file system that a node sees, or name an address that "
             "fsspec reads, such as s3://bucket/folder"
         )
-    order = [*sees[:1], *(rank for rank in first if rank not in sees[:1])]
-    return order, [ready[rank]["place"] for rank in order], bool(sees)
+    return [Place(*ready[rank]["place"]) for rank in order], is_seen
 
 
 def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
@@ -277,15 +279,8 @@ def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
             launch.link.request(entry.engine, ForgetStaging())
 
 
-def _first_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
-    first: dict[int, int] = {}
-    for rank in ranks:
-        first.setdefault(launch.table[rank].info.node_rank, rank)
-    return sorted(first.values())
-
-
 def _result(
-    where: str, launch: Launch, ranks: Sequence[int], run: CellRun, first: int, sender: Sender | None
+    where: str, launch: Launch, ranks: Sequence[int], run: CellRun, first: int, sender: NotebookSource | None
 ) -> Staged:
     """Combine the nodes' reports.
 
@@ -294,43 +289,28 @@ def _result(
     StageError
         If the transfer stopped early without an error on a node.
     """
-    reports: list[dict[str, Any]] = list(run.results.values())
-    ended = next((report["ended"] for report in reports if report["ended"]), "")
+    reports: dict[int, dict[str, Any]] = run.results
+    ended = next((report["ended"] for report in reports.values() if report["ended"]), "")
     if ended:
-        fault = "" if sender is None else sender.fault
-        ended = f"{sender.host}: {fault}" if sender is not None and fault else ended
         raise StageError(
-            f"{without_secrets(where)} was not copied to every node: {ended}; complete files are kept, and the next "
-            "call continues from there"
+            f"{without_secrets(where)} is not on every node: {ended}; complete files stay, and the next call copies "
+            "the others"
         )
-    by_node = {launch.table[report["rank"]].info.node_rank: report for report in reports}
-    paths = {rank: by_node[launch.table[rank].info.node_rank]["path"] for rank in ranks}
+    infos = {rank: launch.table[rank].info for rank in ranks}
+    paths = {infos[rank].node_rank: report["path"] for rank, report in reports.items()}
+    report = reports[first]
     return Staged(
-        name=Path(reports[0]["path"]).name,
-        paths=paths,
-        files=reports[0]["files"],
-        size_bytes=reports[0]["size_bytes"],
-        copied_bytes=max(report["copied_bytes"] for report in reports),
-        read_bytes=sum(report["read_bytes"] for report in [*reports, *([sender.finish()] if sender else [])]),
+        name=Path(report["path"]).name,
+        paths={rank: paths[info.node_rank] for rank, info in infos.items()},
+        files=report["files"],
+        size_bytes=report["size_bytes"],
+        copied_bytes=max(report["copied_bytes"] for report in reports.values()),
+        read_bytes=report["read_bytes"] if sender is None else sender.read_bytes,
         seconds=max(run.durations_s.values()),
         nodes=len(reports),
-        shared={report["host"]: report["shares_with"] for report in reports if report["shares_with"]},
-        read_on=launch.table[first].info.host if sender is None else _sender_text(sender),
+        shared={infos[rank].host: report["shares_with"] for rank, report in reports.items() if report["shares_with"]},
+        read_on=infos[first].host if sender is None else str(sender),
     )
-
-
-def _sender_text(sender: Sender) -> str:
-    """Describe the machine that has read the source, if it is none of the nodes."""
-    way = f", and sent through ssh to {sender.via}" if sender.via else ""
-    return f"{sender.host}, the notebook's machine{way}"
-
-
-def _absolute(source: str | os.PathLike[str]) -> str:
-    return str(Path(source).expanduser().absolute())
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def size_text(size_bytes: float) -> str:

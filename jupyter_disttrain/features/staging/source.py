@@ -1,24 +1,26 @@
 """Read a data set from a path, or from any address that fsspec reads.
 
-Covers: listing its files, reading one of them from any block on, what is missing to read an address.
+Covers: listing its files, reading and hashing them, what is missing to read an address.
 Does not cover: the nodes (``rank``), where the files go (``store``).
 """
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
 import re
 import stat
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ...config.data_urls import is_address, without_secrets
 from ...errors import StageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Item = tuple[int, str, Any]  # a file's number, its hash with its last block, a block
 
 BLOCK_BYTES = 1 << 20
 CONTROL = ".disttrain-stage"  # suffix of a data set's name: a hidden folder beside its copy
@@ -27,45 +29,32 @@ PIECE_BYTES = 8 << 20  # requested at once from an address: each request costs a
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """One file of a data set."""
+class SourceFile(NamedTuple):
+    """One file of a data set, or a folder without files."""
 
-    name: str  # path from the data set's folder, with "/"
-    size_bytes: int
-    version: str  # changes with the content; empty if the source has none; of a path: its time in nanoseconds
+    name: str  # path from the data set's folder, with "/"; "" if the data set is one file; of a folder: ends with "/"
+    size_bytes: int = 0
+    version: str = ""  # changes with the content; empty if the source has none; of a path: its time in nanoseconds
     mode: int = 0o644
-    hashed: str = field(default="", compare=False)  # the file's hash, where all is compared by hash
+    hashed: str = ""  # the file's hash, where all is compared by hash
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.name.endswith("/")
 
     @property
     def modified_ns(self) -> int | None:
         """Modification time; None if the source has none. Versions of addresses start with a field's name."""
         return int(self.version) if self.version.isdecimal() else None
 
-    @property
-    def blocks(self) -> int:
-        """The number of blocks."""
-        return -(-self.size_bytes // BLOCK_BYTES)
-
-    def as_list(self) -> list[Any]:
-        """Return the fields as a short list for JSON: there may be a million files."""
-        fields = [self.name, self.size_bytes, self.version, self.mode]
-        return [*fields, self.hashed] if self.hashed else fields
-
     @classmethod
-    def from_list(cls, fields: list[Any]) -> SourceFile:
-        """Read that form; a name that leads out of the folder is refused."""
-        name, size, version, mode, *hashed = fields
-        read = cls(name=inside_name(name), size_bytes=int(size), version=str(version), mode=int(mode))
-        return replace(read, hashed=str(hashed[0])) if hashed else read
-
-
-def inside_name(name: str) -> str:
-    """Return the name of a file or folder of a data set, from its folder; refuse one that leads out of it."""
-    parts = PurePosixPath(name).parts
-    if not parts or ".." in parts or name.startswith("/"):
-        raise StageError(f"{name!r} can't be the name of a file in a data set: it is outside of the data set's folder")
-    return name
+    def from_list(cls, fields: Sequence[Any]) -> SourceFile:
+        """Read the fields; a name that leads out of the data set's folder is refused."""
+        file = cls(*fields)
+        if ".." in PurePosixPath(file.name).parts or file.name.startswith("/"):
+            raise StageError(f"{file.name!r} can't be the name of a file in a data set: it leads out of its folder")
+        return file
 
 
 def source_name(source: str) -> str:
@@ -102,25 +91,13 @@ class Source:
         if is_address(source):
             self._fs, self._root = _file_system(source)
         self._piece_bytes = BLOCK_BYTES if self._fs is None else PIECE_BYTES
-        self.empty_folders: list[str] = []  # names as those of files; object stores have none
-        self.is_folder, self.files = self._list()
+        with _stage_errors(source, "listed"):
+            self.files = self._list_path(Path(self._root)) if self._fs is None else self._list_address()
 
-    def _list(self) -> tuple[bool, list[SourceFile]]:
-        try:
-            return self._list_address() if self._fs is not None else self._list_path(Path(self._root))
-        except FileNotFoundError as error:
-            why = "" if error.__cause__ is None else f": {error.__cause__}"
-            raise _trouble(f"{error.filename or self._where} does not exist{why}") from None
-        except StageError:
-            raise
-        except Exception as error:  # noqa: BLE001
-            # Each file system of fsspec has errors of its own.
-            raise _trouble(f"{self._where} can't be listed: {type(error).__name__}: {error}") from None
-
-    def _list_path(self, root: Path) -> tuple[bool, list[SourceFile]]:
+    def _list_path(self, root: Path) -> list[SourceFile]:
         if not root.is_dir():
-            return False, [_of_path(root, root.name)]
-        found = []
+            return [_of_path(root, "")]
+        found = [SourceFile("./")]
         real: dict[Path, str] = {}  # the resolved path of each folder
         for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
             inside = Path(folder)
@@ -130,68 +107,101 @@ class Source:
                 continue
             folders[:] = sorted(name for name in folders if not _is_control(name))
             if not folders and not names and inside != root:
-                self.empty_folders.append(inside.relative_to(root).as_posix())
+                found.append(SourceFile(f"{inside.relative_to(root).as_posix()}/"))
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
-        return True, found
+        return found
 
-    def _list_address(self) -> tuple[bool, list[SourceFile]]:
+    def _list_address(self) -> list[SourceFile]:
         if not self._root.endswith("/"):
             info = self._fs.info(self._root)
             if info["type"] != "directory":
-                return False, [_of_info(source_name(self._where), info, self._where)]
+                return [_of_info("", info, self._where)]
         found = self._fs.find(self._root, detail=True)
         root = self._root.rstrip("/") + "/"
         named = [(path.removeprefix(root), path, info) for path, info in sorted(found.items())]
         files = [
             _of_info(name, info, path)
             for name, path, info in named
-            if not any(map(_is_control, PurePosixPath(name).parent.parts))
+            if name and not any(map(_is_control, PurePosixPath(name).parent.parts))
         ]
         if not files:
-            raise _trouble(f"{self._where} contains no files")
-        return True, files
+            raise _trouble(f"{self._where} holds no file")
+        return [SourceFile("./"), *files]
 
-    def read(self, file: SourceFile, first: int) -> Iterator[memoryview]:
-        """Read a file's blocks, from block number ``first`` on.
+    def read(self, file: SourceFile) -> Iterator[memoryview]:
+        """Read a file's blocks; an empty file has one.
 
         Raises
         ------
         StageError
             If it can't be read, or has changed since it was listed.
         """
-        left = file.size_bytes - first * BLOCK_BYTES
-        try:
-            with self._open(file) as opened:
-                _skip_to(opened, first * BLOCK_BYTES)
-                while left > 0:
-                    piece = memoryview(_read_whole(opened, min(left, self._piece_bytes)))
-                    yield from (piece[at : at + BLOCK_BYTES] for at in range(0, len(piece), BLOCK_BYTES))
-                    if len(piece) < min(left, self._piece_bytes):
-                        break
-                    left -= len(piece)
-        except Exception as error:  # noqa: BLE001
-            # Each file system of fsspec has errors of its own.
-            what = f"{type(error).__name__}: {error}"
-            raise _trouble(f"{self._path_of(file)} can't be read: {what}") from None
-        if left > 0:
-            raise _trouble(f"{self._path_of(file)} became shorter while it was copied; stage it again")
-        if self._fs is None and _of_path(Path(self._path_of(file)), file.name) != file:
-            raise StageError(f"{self._path_of(file)} was changed while it was copied; stage it again")
+        path, left = self._path_of(file), file.size_bytes
+        with _stage_errors(path, "read"), self._open(path) as opened:
+            while True:
+                wanted = min(left, self._piece_bytes)
+                piece = memoryview(_read_whole(opened, wanted))
+                left -= wanted
+                if len(piece) < wanted:
+                    raise _trouble(f"{path} became shorter while it was copied; stage it again")
+                if not left and self._fs is None and _of_path(Path(path), file.name)[:3] != file[:3]:
+                    raise StageError(f"{path} was changed while it was copied; stage it again")
+                yield from (piece[at : at + BLOCK_BYTES] for at in range(0, max(wanted, 1), BLOCK_BYTES))
+                if not left:
+                    return
 
     def _path_of(self, file: SourceFile) -> str:
-        return f"{self._root.rstrip('/')}/{file.name}" if self.is_folder else self._root
+        return f"{self._root.rstrip('/')}/{file.name}" if file.name else self._root
 
-    def _open(self, file: SourceFile) -> Any:
-        path = self._path_of(file)
+    def _open(self, path: str) -> Any:
         if self._fs is None:
             return Path(path).open("rb", buffering=0)
         # Without fsspec's own reading ahead, which requests some bytes twice.
         return self._fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none")
 
 
+def hash_of(blocks: Iterable[bytes | memoryview], check: Callable[[], None]) -> str:
+    """Return a file's hash; ``check`` is called between blocks, and may raise to abort."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        check()
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_files(source: Source, check: Callable[[], None]) -> list[SourceFile]:
+    """Return the files of a source with the hashes of their content: all of it is read."""
+    files = source.files
+    return [file if file.is_folder else file._replace(hashed=hash_of(source.read(file), check)) for file in files]
+
+
+def read_blocks(source: Source, numbers: Iterable[int]) -> Iterator[Item]:
+    """Read and hash the files with these numbers."""
+    for number in numbers:
+        digest, left = hashlib.sha256(), source.files[number].size_bytes
+        for block in source.read(source.files[number]):
+            digest.update(block)
+            left -= len(block)
+            yield number, "" if left else digest.hexdigest(), block
+
+
 def _trouble(what: str) -> StageError:
     """Make an error of an address without its secrets; so the original error is never chained to this one."""
     return StageError(without_secrets(what))
+
+
+@contextmanager
+def _stage_errors(what: str, done: str) -> Iterator[None]:
+    """Raise a StageError for any error: each file system of fsspec has errors of its own."""
+    try:
+        yield
+    except (StageError, ImportError):
+        raise
+    except FileNotFoundError as error:
+        why = "" if error.__cause__ is None else f": {error.__cause__}"
+        raise _trouble(f"{error.filename or what} is not there{why}") from None
+    except Exception as error:  # noqa: BLE001
+        raise _trouble(f"{what} can't be {done}: {type(error).__name__}: {error}") from None
 
 
 def _file_system(source: str) -> tuple[Any, str]:
@@ -200,15 +210,13 @@ def _file_system(source: str) -> tuple[Any, str]:
 
     protocol = source.split("::", maxsplit=1)[0].partition("://")[0]
     try:
-        file_system, root = fsspec.core.url_to_fs(source)
+        with _stage_errors(source, "opened"):  # file systems require e.g. credentials
+            file_system, root = fsspec.core.url_to_fs(source)
     except ImportError as error:
         advice = known_implementations.get(protocol, {}).get("err", "")
         package = re.search(r"[Ii]nstall [\"']?(\w+)", advice)
         remedy = f"run: pip install {package[1]}" if package else f"{advice} {error}".strip()
         raise _trouble(f"{source} can't be read by the ranks' Python; {remedy}") from None
-    except Exception as error:  # noqa: BLE001
-        # File systems require e.g. credentials, and raise their own errors.
-        raise _trouble(f"{source} can't be opened: {type(error).__name__}: {error}") from None
     return file_system, str(root)
 
 
@@ -228,9 +236,9 @@ def _of_path(path: Path, name: str) -> SourceFile:
     except FileNotFoundError:
         if not path.is_symlink():
             raise
-        raise StageError(f"{path} is a link to {path.readlink()}, which does not exist; fix or remove it") from None
+        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; fix or remove it") from None
     if not stat.S_ISREG(status.st_mode):
-        raise StageError(f"{path} is not a regular file and can't be copied; remove it from the data set")
+        raise StageError(f"{path} is no file that could be copied; take it out of the data set")
     mode = status.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
     return SourceFile(name=name, size_bytes=status.st_size, version=str(status.st_mtime_ns), mode=mode)
 
@@ -242,24 +250,9 @@ def _of_info(name: str, info: dict[str, Any], path: str) -> SourceFile:
     return SourceFile.from_list([name, info["size"], version, 0o644])
 
 
-def _skip_to(opened: Any, offset: int) -> None:
-    if not offset:
-        return
-    try:
-        opened.seek(offset)
-    except (OSError, ValueError, NotImplementedError, io.UnsupportedOperation):
-        while offset > 0:  # a server that sends files as a whole only
-            skipped = opened.read(min(offset, PIECE_BYTES))
-            if not skipped:
-                return
-            offset -= len(skipped)
-
-
 def _read_whole(opened: Any, size: int) -> bytes:
-    block: bytes = opened.read(size)
-    if len(block) in (0, size):
-        return block
-    parts = [block]
-    while (missing := size - sum(map(len, parts))) and (part := opened.read(missing)):
+    parts = []
+    while size and (part := opened.read(size)):
         parts.append(part)
-    return b"".join(parts)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

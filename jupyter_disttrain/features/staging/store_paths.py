@@ -1,6 +1,6 @@
 """Choose the folder of a data set on this node.
 
-Covers: the folder that the user names, or the default one; its owner; the source's own folder.
+Covers: the folder that the user names, or the default one; its owner.
 Does not cover: its content (``store``).
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...config.data_urls import is_address
 from ...errors import StageError
+from ...private_files import why_not_private
 from ...protocol.environment import STAGE_DIR
 from .source import source_name
 
@@ -25,13 +26,13 @@ def own_folder() -> Path:
     return Path(there) / f"disttrain-stage-{os.getuid()}"
 
 
-def path_for(source: str, to: str | None, host: str) -> Path:
-    """Return the path of a data set on this node.
+def is_default(to: str | None) -> bool:
+    """Whether the user names no folder: the default one may be in a folder where all users write."""
+    return to is None and not os.environ.get(STAGE_DIR)
 
-    Parameters
-    ----------
-    source, to, host
-        See :class:`features.staging.store.Store`.
+
+def path_for(source: str, to: str | None, host: str) -> Path:
+    """Return the path of a data set on this node, for the arguments of ``Store``.
 
     Raises
     ------
@@ -43,7 +44,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
         raise StageError(
-            f"{path} on {host} would be inside {source}, the data set to copy; name another folder with --to"
+            f"{path} on {host} would be inside of {source}, which is to be copied; name another folder with --to"
         )
     return path
 
@@ -59,28 +60,6 @@ def _expand(to: str, host: str) -> Path:
         raise StageError(f"--to {to}: {error} ({host}); name a path") from None
 
 
-def is_same(source: str, path: Path) -> bool:
-    """Whether a path is the source's own, and not that of a copy."""
-    try:
-        return not is_address(source) and path.samefile(source)
-    except OSError:
-        return False
-
-
-def make_folder(path: Path, to: str | None, host: str) -> None:
-    """Make the parent folder of a data set's folder.
-
-    Raises
-    ------
-    StageError
-        If it is the default one, which may be in a folder where all users write, and is not this user's.
-    """
-    if to is None and not os.environ.get(STAGE_DIR):
-        make_own(path.parent, host)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-
 def make_own(folder: Path, host: str) -> None:
     """Make a folder where others may have made one of that name.
 
@@ -90,24 +69,15 @@ def make_own(folder: Path, host: str) -> None:
         If it is another user's, or a link.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # a dangling link too, which is reported below
+    with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    check_own(folder, host)
-    if folder.is_symlink():
-        raise StageError(
-            f"{folder} on {host} is a link to {folder.readlink()}, not a folder; remove it, or name a "
-            f"folder with --to or ${STAGE_DIR}"
-        )
+    reason = why_not_private(folder, shared_mode=0)
+    if reason:
+        raise StageError(f"{folder} on {host} {reason}; remove it, or name the folder with --to or ${STAGE_DIR}")
 
 
 def check_own(path: Path, host: str) -> None:
-    """Refuse a path that another user owns, and could change at any time; the path need not exist.
-
-    Raises
-    ------
-    StageError
-        If it is another user's.
-    """
+    """Refuse a path that another user owns, and could change at any time; the path need not exist."""
     with suppress(FileNotFoundError):
         if path.lstat().st_uid != os.getuid():
             raise StageError(f"{path} on {host} belongs to another user; name another folder with --to")

@@ -224,9 +224,8 @@ class RequestHandler:
     @serves(PrepareStaging)
     def _get_ready_to_stage(self, request: PrepareStaging, _buffers: list[Any]) -> Reply:
         """Listen for a data set from the previous node; reply with the address."""
-        mark = f"{request.mark}-{self._info.rank}"
         try:
-            prepared = self.staging.get_ready(request.source, request.to, mark, self._info, self.scripts.master)
+            prepared = self.staging.get_ready(request, self._info, self.scripts.master)
         except StageError as error:
             return {"status": "ok", "trouble": str(error)}, []
         return {"status": "ok", **prepared}, []

@@ -15,18 +15,15 @@ import zmq
 
 from jupyter_disttrain.config.data_urls import without_secrets
 from jupyter_disttrain.errors import StageError
-from jupyter_disttrain.features.staging import partial_file
-from jupyter_disttrain.features.staging.partial_file import PartialFile, hash_of
-from jupyter_disttrain.features.staging.peers import Neighbours
-from jupyter_disttrain.features.staging.source import Source, source_name
+from jupyter_disttrain.features.staging import store as store_module
+from jupyter_disttrain.features.staging.links import Links
+from jupyter_disttrain.features.staging.source import Source, hash_of, source_name
 from jupyter_disttrain.features.staging.store import Store
 
-from ...support.stage_tools import MIB, Chain, FileServer, write_data
+from ...support.stage_tools import MIB, Chain, FileServer, files, write_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyter_disttrain.features.staging.pipeline import PipelineNode
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @pytest.fixture
@@ -43,60 +40,40 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def fail_if_large(
-    part: PartialFile, target: Path, become: Callable[[PartialFile, Path], None] = PartialFile.become
-) -> None:
-    """Stand in for ``PartialFile.become``: fail at the end of a file of several blocks."""
-    if part.file.blocks > 1:
-        raise StageError("no more")
-    become(part, target)
-
-
 # Disks that fail
 
 
-@pytest.mark.parametrize(
-    ("of", "method", "opened"), [(Store, "_write_list", "_list"), (PartialFile, "open", "_digest_file")]
-)
-def test_disk_that_is_full_for_the_index_leaves_no_file(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, method: str, opened: str
+@pytest.mark.parametrize("opened", ["_list", "_part"])
+def test_full_disk_is_named_and_leaves_no_partial_file(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
 ) -> None:
-    original = getattr(of, method)
-
-    def on_a_full_disk(self: object, *args: object) -> None:
-        original(self, *args)
-        if getattr(self, opened) is not None:
-            getattr(self, opened).close()
-            setattr(self, opened, open("/dev/full", "a", buffering=1))  # noqa: PTH123, SIM115  (its owner closes it)
-
     chain = Chain(data, [tmp_path / "a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(of, method, on_a_full_disk)
-        (relay,) = chain.run()
+    store = chain.stores[0]
+    write = store.write
+
+    def write_to_a_full_disk(at: int, hashed: str, block: bytes) -> None:
+        if hashed and getattr(store, opened) is not None:
+            getattr(store, opened).close()
+            setattr(store, opened, open("/dev/full", "wb", buffering=0))  # noqa: PTH123, SIM115  (its owner closes it)
+        write(at, hashed, block)
+
+    monkeypatch.setattr(store, "write", write_to_a_full_disk)
+    (relay,) = chain.run()
     assert "the disk of node0 is full" in str(relay.fault)
-    assert chain.neighbours[0]._context.closed
-    assert not (tmp_path / "a" / ".data.disttrain-stage" / "mark-0").exists()
+    assert chain.links[0]._context.closed
+    assert names(tmp_path / "a" / ".data.disttrain-stage") == ["files.jsonl", "lock"]
     assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
+    assert files(tmp_path / "a" / "data") == files(data)
 
 
-def test_index_left_incomplete_by_a_crash_counts_as_missing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    control = tmp_path / "a" / ".data.disttrain-stage"
-    for spoilt in (bytes(64), b"\xff" * 64, b"g" * 64):
-        shutil.rmtree(tmp_path / "a", ignore_errors=True)
-        chain = Chain(data, [tmp_path / "a"])
-        with monkeypatch.context() as patch:
-            patch.setattr(PartialFile, "become", fail_if_large)
-            assert "no more" in str(chain.run()[0].fault)
-        (blocks,) = control.glob("*.blocks")
-        head, *digests = blocks.read_bytes().splitlines()
-        assert len(digests) == 3
-        blocks.write_bytes(b"\n".join([head, digests[0], spoilt]) + b"\n")
-        with (control / "files.jsonl").open("ab") as opened:
-            opened.write(spoilt + b"\n0\n")
+def test_list_left_incomplete_by_a_crash_counts_as_missing(data: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "a" / ".data.disttrain-stage" / "files.jsonl"
+    for spoilt in (bytes(64), b"\xff" * 64, b"0"):
         assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
-        assert (tmp_path / "a/data/deep/large").read_bytes() == (data / "deep/large").read_bytes()
+        listed.write_bytes(listed.read_bytes().splitlines()[0] + b"\n" + spoilt + b"\n")
+        (relay,) = Chain(data, [tmp_path / "a"]).run()
+        assert (relay.fault, relay.report()["copied_files"]) == (None, 2)
+    assert files(tmp_path / "a" / "data") == files(data)
 
 
 def test_failed_connection_to_a_foreign_address_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +86,7 @@ def test_failed_connection_to_a_foreign_address_leaves_no_context(monkeypatch: p
 
     monkeypatch.setattr(zmq, "Context", Context)
     with pytest.raises(zmq.ZMQError):
-        Neighbours("192.0.2.1")
+        Links([key.decode() for key in zmq.curve_keypair()], "192.0.2.1")
     assert [context.closed for context in made] == [True]
 
 
@@ -140,15 +117,15 @@ def test_unrelated_file_at_the_source_path_is_ignored_on_non_reading_nodes(data:
 def test_destination_inside_the_source_is_refused_and_existing_indexes_are_not_copied(
     data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside {data}, the data set to"):
-        Store(str(data), str(data / "deep"), "node0")
+    with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside of {data}, which is to be"):
+        Store(str(data), str(data / "deep"), "node0", "mark")
     (tmp_path / "link").symlink_to(data)
-    with pytest.raises(StageError, match="would be inside"):
-        Store(str(data), str(tmp_path / "link"), "node0")
+    with pytest.raises(StageError, match="would be inside of"):
+        Store(str(data), str(tmp_path / "link"), "node0", "mark")
     (data / ".other.disttrain-stage").mkdir()
     (data / ".other.disttrain-stage" / "lock").touch()
-    assert [file.name for file in Source(str(data)).files] == ["small", "deep/large"]
-    assert [file.name for file in Source(f"local://{data}").files] == ["deep/large", "small"]
+    assert [file.name for file in Source(str(data)).files] == ["./", "small", "deep/large"]
+    assert [file.name for file in Source(f"local://{data}").files] == ["./", "deep/large", "small"]
 
 
 def test_named_folder_may_have_another_owner_but_written_folders_may_not(
@@ -161,12 +138,12 @@ def test_named_folder_may_have_another_owner_but_written_folders_may_not(
     os.chown(scratch, 65534, 65534)
     scratch.chmod(0o1777)
     monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(scratch))
-    store = Store(str(data), None, "node0")
+    store = Store(str(data), None, "node0", "mark")
     assert store.path == scratch / "data"
     store.close()
     (tmp_path / "link").symlink_to(scratch)
     monkeypatch.setenv("DISTTRAIN_STAGE_DIR", str(tmp_path / "link"))
-    Store(str(data), None, "node0").close()
+    Store(str(data), None, "node0", "mark").close()
 
     (scratch / "data").mkdir()
     (scratch / "data").chmod(0o777)
@@ -180,13 +157,13 @@ def test_named_folder_may_have_another_owner_but_written_folders_may_not(
     default = scratch / f"disttrain-stage-{os.getuid()}"
     for target in (tmp_path, tmp_path / "nowhere"):
         default.symlink_to(target)
-        with pytest.raises(StageError, match=rf"{default} on node0 is a link to {target}, not a folder"):
-            Store(str(data), None, "node0")
+        with pytest.raises(StageError, match=rf"{default} on node0 is a link; remove it, or name"):
+            Store(str(data), None, "node0", "mark")
         default.unlink()
     default.mkdir()
     os.chown(default, 65534, 65534)
     with pytest.raises(StageError, match=f"{default} on node0 belongs to another user"):
-        Store(str(data), None, "node0")
+        Store(str(data), None, "node0", "mark")
 
 
 def test_variable_missing_on_a_node_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,35 +172,41 @@ def test_variable_missing_on_a_node_is_named(data: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv("EMPTY", "")
     for to, name in (("$SCRATCH_/x", "SCRATCH_"), ("$HERE/${SCRATCH_}", "SCRATCH_"), ("$EMPTY/x", "EMPTY")):
         with pytest.raises(StageError, match=rf"\${name} is not set on node0; set it on every node, or name a path"):
-            Store(str(data), to, "node0")
+            Store(str(data), to, "node0", "mark")
     with pytest.raises(StageError, match=r"Could not determine home directory.*node0"):
-        Store(str(data), "~nobody-of-that-name/x", "node0")
+        Store(str(data), "~nobody-of-that-name/x", "node0", "mark")
     assert list(tmp_path.iterdir()) == [tmp_path / "source"]
-    store = Store(str(data), "$HERE/${HERE}", "node0")
+    store = Store(str(data), "$HERE/${HERE}", "node0", "mark")
     store.close()
     assert store.path == Path(f"{tmp_path}/{tmp_path}/data")
 
 
 def test_stop_is_checked_between_compared_blocks(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(PartialFile, "become", fail_if_large)
-        assert "no more" in str(outcomes_of(Chain(data, [tmp_path / "a"]))[0][0])
-    assert outcomes_of(Chain(data, [tmp_path / "b"])) == [(None, "")]
+    assert outcomes_of(Chain(data, [tmp_path / "a"])) == [(None, "")]
+    chain = Chain(data, [tmp_path / "a"], verify=True)
+    (relay,), compared = chain.relays, []
 
-    for node, verify in (("a", False), ("b", True)):  # a file that was begun, and a complete one
-        chain = Chain(data, [tmp_path / node], verify=verify)
-        compared = []
+    def hash_and_stop(blocks: Iterable[bytes], check: Callable[[], None]) -> str:
+        def stopping() -> Iterator[bytes]:
+            for block in blocks:
+                compared.append(len(block))
+                if len(block) == MIB:
+                    relay.stop("stopped")
+                yield block
 
-        def hash_and_stop(block: bytes, relay: PipelineNode = chain.relays[0], compared: list[int] = compared) -> bytes:
-            compared.append(len(block))
-            if len(block) == MIB:
-                relay.stop("stopped")
-            return hash_of(block)
+        return hash_of(stopping(), check)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(partial_file, "hash_of", hash_and_stop)
-            assert outcomes_of(chain) == [(None, "stopped")]
-        assert compared.count(MIB) == 1
+    monkeypatch.setattr(store_module, "hash_of", hash_and_stop)
+    assert outcomes_of(chain) == [(None, "stopped")]
+    assert compared.count(MIB) == 1
+
+
+def test_stop_is_noticed_while_blocks_flow(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain(data / "deep", [tmp_path / "a"])
+    (relay,), written = chain.relays, []
+    monkeypatch.setattr(chain.stores[0], "write", lambda *item: (written.append(item), relay.stop("stopped")))
+    assert outcomes_of(chain) == [(None, "stopped")]
+    assert len(written) == 1
 
 
 # Sources

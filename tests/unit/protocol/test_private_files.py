@@ -10,6 +10,7 @@ import pytest
 
 from jupyter_disttrain.client.transport import ssh_tunnel
 from jupyter_disttrain.errors import LaunchError, StageError
+from jupyter_disttrain.features.staging.source import SourceFile
 from jupyter_disttrain.features.staging.store import Store
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.private_files import make_private_below, read_own
@@ -118,7 +119,7 @@ def test_data_set_is_not_copied_to_a_folder_created_meanwhile_by_another_user(
     source.mkdir()
     to = tmp_path / "to"
     to.mkdir()
-    store = Store(str(source), str(to), "node0")
+    store = Store(str(source), str(to), "node0", "mark")
     take = store._read_list
 
     def overtaken() -> dict[str, list[object]]:
@@ -129,7 +130,7 @@ def test_data_set_is_not_copied_to_a_folder_created_meanwhile_by_another_user(
 
     monkeypatch.setattr(store, "_read_list", overtaken)
     with pytest.raises(StageError, match="to/data on node0 belongs to another user"):
-        store.begin([], [], verify=False, check=lambda: None)
+        store.begin([SourceFile("./")], verify=False, check=lambda: None)
     store.close()
 
 

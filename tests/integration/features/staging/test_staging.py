@@ -109,7 +109,7 @@ def test_full_disk_is_one_message_and_the_next_call_resumes(breakable: Lab, node
     }
 
 
-def test_interrupted_file_resumes_at_its_last_block(breakable: Lab, nodes: Cluster) -> None:
+def test_interrupted_file_is_not_visible_and_copied_by_the_next_call(breakable: Lab, nodes: Cluster) -> None:
     content = os.urandom(24 * MIB)
     path = f"{breakable.local_disk}/file.bin"
     with FileServer(content, breakable.head_address) as server:
@@ -124,7 +124,7 @@ def test_interrupted_file_resumes_at_its_last_block(breakable: Lab, nodes: Clust
             nodes.staging.stage(server.url, breakable.local_disk, on_progress=report)
         assert not any(breakable.run(host, f"ls {path}", check=False).strip() for host in breakable.hosts)
         server.release()
-        assert nodes.staging.stage(server.url, breakable.local_disk).read_bytes == 8 * MIB
+        assert nodes.staging.stage(server.url, breakable.local_disk).read_bytes == 24 * MIB
     assert hashes(breakable, path) == {hashlib.sha256(content).hexdigest()}
 
 
@@ -136,7 +136,7 @@ def test_closed_port_between_nodes_is_named(
 
     def closed(*args: object) -> object:
         ready = original(*args)  # type: ignore[arg-type]
-        breakable.firewall("node2", ready[1][1]["url"].rpartition(":")[2])
+        breakable.firewall("node2", ready[0][1].url.rpartition(":")[2])
         return ready
 
     monkeypatch.setattr(client, "_get_ready", closed)
