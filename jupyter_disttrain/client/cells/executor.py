@@ -287,8 +287,7 @@ class Cells:
         is_taken = run.put(event)
         if is_taken and run.done:
             self._note_return(run)
-            without_group = not any(entry.group for entry in self._launch.table)
-            self._launch.journal.ended(run.number, run.errors, without_group=without_group)
+            self._launch.journal.ended(run.number, run.errors)
             self._try_cell_log(lambda: self.cell_log.remove(run.number))
         return is_taken
 

@@ -28,39 +28,14 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("v = 5\n!echo {v}", r"line 2: IPython puts a value in the place of \{v\}, and a script does not"),
-        ("v = 5\nx = !echo $v", r"line 2: IPython puts a value in the place of \$v"),
-        ("v = 5\n%env FOO=$v", r"line 2: IPython puts a value in the place of \$v"),
-        ("%%writefile FOLDER/{rank}.txt\ntext", r"line 1: IPython puts a value in the place of \{rank\}"),
-        ("%%capture out\nx = 1", r"line 1: %%capture out means nothing in a script"),
-        ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 means nothing in a script"),
-        ("%prun -l 1 -s cumulative int()", r"line 1: %prun means nothing in a script"),
-        ("%%bash -s x\necho $1", r"line 1: %%bash -s x means nothing in a script"),
-    ],
-)
-def test_code_that_behaves_differently_in_a_script_is_refused(
-    torchless: Cluster, tmp_path: Path, code: str, message: str
-) -> None:
-    clear_history(torchless)
-    torchless.run(code.replace("FOLDER", str(tmp_path)))
-    with pytest.raises(UsageError, match=message):
-        torchless.scripts.export(tmp_path / "it.py")
-
-
 def test_code_beside_magics_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
     cluster.run("from __future__ import annotations; y = 3")
     cluster.run("# only a remark", 0)
-    cluster.run(f"%cd {tmp_path}")
-    cluster.run("%%writefile -a note.txt\nmore\n", 0)
     cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
     cluster.run("print(f'rank {rank} {x} {hook(0, 1)}\\n', end='', flush=True)")
     exported = cluster.scripts.export(tmp_path / "it.py")
     assert launched(exported.command, tmp_path) == ["rank 0 -2 1", "rank 1 -2 1"]
-    assert (tmp_path / "note.txt").read_text() == "more\nmore\n"
 
 
 def test_edited_cell_keeps_its_position(cluster: Cluster, tmp_path: Path) -> None:
@@ -102,34 +77,6 @@ def test_horovod_needs_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: b
     text = cluster.scripts.export(tmp_path / "it.py", "mpi").script.read_text()
     head = text.partition("# In [")[0]
     assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
-
-
-def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("dist.barrier()")
-    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(UsageError, match=r"uses the session's process group and .* makes one of its own; a script has"):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
-def test_group_created_first_by_a_library_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
-    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(UsageError, match=r"uses Accelerator, which makes a process group, and .* makes one of its own"):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
-def test_group_destroyed_by_a_cell_is_reported_as_missing(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
-    cluster.run("x = 1")
-    cluster.scripts.export(tmp_path / "it.py")
-    cluster.run("dist.barrier()")
-    with pytest.raises(
-        UsageError, match=r"uses the session's process group, which .* has ended; a script gets no other"
-    ):
-        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_values_that_a_script_cannot_load_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
@@ -208,15 +155,6 @@ def test_copy_checks_the_same_in_script_and_session(cluster: Cluster, tmp_path: 
         launched(exported.command, tmp_path)
     with pytest.raises(AssertionError, match="ValueError: there is no rank 1 to copy x; start 2 ranks"):
         launched("torchrun --nproc-per-node=1 it.py", tmp_path)
-
-
-def test_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("x = 1")
-    cluster.copy(["x"], 1, [0])
-    cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")
-    with pytest.raises(UsageError, match=r"%dist_copy --from 1 --to 0 x uses the session's process group"):
-        cluster.scripts.export(tmp_path / "it.py")
 
 
 def test_copy_without_torch_uses_mpi(tmp_path: Path) -> None:
