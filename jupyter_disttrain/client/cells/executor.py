@@ -302,8 +302,7 @@ class Cells:
     def _on_done(self, run: CellRun) -> None:
         """Record that a cell has ended on every rank, and remove it from the cell log."""
         self._note_return(run)
-        without_group = not any(entry.group for entry in self._launch.table)
-        self._launch.journal.ended(run.number, run.errors, without_group=without_group)
+        self._launch.journal.ended(run.number, run.errors)
         self._try_cell_log(lambda: self.cell_log.remove(run.number))
 
     def _note_return(self, run: CellRun) -> None:

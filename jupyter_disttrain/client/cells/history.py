@@ -78,7 +78,6 @@ class Journal:
         self._lock = threading.Lock()  # for the notebook's thread and the link's
         self._entries: list[Entry] = []
         self._endings: dict[int, str] = {}  # names of a cell's errors, by its number
-        self._without_group: set[int] = set()  # numbers of cells that left the ranks no process group
         self._kept_bytes = 0
 
     def add_cell(self, entry: CellEntry) -> None:
@@ -91,7 +90,7 @@ class Journal:
         with self._lock:
             self._entries.append(MagicEntry(magic=magic))
 
-    def ended(self, number: int, errors: Iterable[str], *, without_group: bool = False) -> None:
+    def ended(self, number: int, errors: Iterable[str]) -> None:
         """Record the end of a cell.
 
         Parameters
@@ -100,13 +99,9 @@ class Journal:
             The cluster's number of the cell.
         errors
             Names of its errors; none if it succeeded.
-        without_group
-            Whether it left the ranks no process group.
         """
         names = set(errors)
         with self._lock:
-            if without_group:
-                self._without_group.add(number)
             # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
             self._endings[number] = "KeyboardInterrupt" if names == {"KeyboardInterrupt"} else ", ".join(sorted(names))
 
@@ -135,12 +130,6 @@ class Journal:
         """Return the entries, in order, and the error names of ended cells by number; empty text for no error."""
         with self._lock:
             return list(self._entries), dict(self._endings)
-
-    @property
-    def without_group(self) -> frozenset[int]:
-        """Numbers of the cells that left the ranks no process group."""
-        with self._lock:
-            return frozenset(self._without_group)
 
 
 def last_of_each(entries: Iterable[Entry]) -> list[Entry]:

@@ -65,9 +65,9 @@ class Checkpoints:
         """
         check_names(names)
         if not names:
-            raise UsageError("name the variables to save, e.g. model optimizer step")
+            raise UsageError("name what is to be saved, e.g. model optimizer step")
         if keep is not None and keep < 1:
-            raise UsageError(f"at least one version has to be kept, not {keep}")
+            raise UsageError(f"at least one version has to stay, not {keep}")
         launch = self._session.launch
         arguments = (
             f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
@@ -78,15 +78,8 @@ class Checkpoints:
     def finish(self, **options: Any) -> str:
         """Wait until versions that are written in the background are on disk, before ranks are ended.
 
-        Parameters
-        ----------
-        **options
-            As of :meth:`Cluster.run`.
-
-        Returns
-        -------
-        str
-            A warning that a version may be incomplete, because ranks still run a cell or have died. Mostly empty.
+        Returns a warning that a version may be incomplete, because ranks still run a cell or have died; mostly empty.
+        ``options`` are those of :meth:`Cluster.run`.
 
         Raises
         ------
@@ -100,11 +93,9 @@ class Checkpoints:
             return ""
         others = [entry.info.rank for entry in launch.table if entry.state != RankState.IDLE]
         if others:
-            are = f"{label_ranks(others)} {'is' if len(others) == 1 else 'are'}"
-            what = "a checkpoint that is" if self._writes_beside else "a checkpoint, if one is"
             return (
-                f"{are} not idle, so {what} being written in the background is aborted; the previous version remains "
-                "the latest"
+                f"{label_ranks(others)} not idle: a checkpoint that is being written beside the cells is cut off, and "
+                "the version before stays the latest"
             )
         try:
             self._run("wait()", options)

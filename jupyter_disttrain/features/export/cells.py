@@ -1,7 +1,7 @@
 """Convert a cell to a part of a script.
 
 Covers: its names, its imports from ``__future__``, cells for some ranks, code that can't be part of a script.
-Does not cover: magics (``ipython_syntax``), the script around it (``template``).
+Does not cover: the script around it (``template``).
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import io
 import re
 import symtable
 import tokenize
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
-from .ipython_syntax import replaced, to_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...client.cells.history import CellEntry
+
+
+RANK = "_disttrain_rank"  # the rank, in a script whose cells may set ``rank``
+_OF_NOTEBOOKS = {"matplotlib", "load_ext", "reload_ext", "config", "autoreload", "aimport", "pylab", "precision"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +41,17 @@ class Cell:
     sets: frozenset[str]  # global names that it sets
     future: tuple[str, ...]  # its imports from __future__, which have to come first in a script
     makes_group: bool  # calls init_process_group
-    ends_group: bool  # left the ranks without a process group
     imports: frozenset[str]  # top-level modules: "horovod" for horovod.torch
 
-    def text(self, world_size: int, rank: str) -> str:
-        """Return its lines in a script of ``world_size`` ranks; ``rank`` is the script's expression for the rank."""
+    def text(self, world_size: int) -> str:
+        """Return its lines in a script of ``world_size`` ranks."""
         if len(self.ranks) == world_size:
             return f"# {self.title}\n{self.source}"
-        which = f"{rank} == {self.ranks[0]}" if len(self.ranks) == 1 else f"{rank} in {set(self.ranks)}"
-        return f"# {self.title}, on {label_ranks(self.ranks)}\nif {which}:\n{indented(self.source)}"
+        return f"# {self.title}, on {label_ranks(self.ranks)}\nif {RANK} in {set(self.ranks)}:\n{indented(self.source)}"
 
 
-def read_cell(ran: CellEntry, *, ends_group: bool) -> Cell:
-    """Parse a cell that ran; ``ends_group``: it left the ranks without a process group.
+def read_cell(ran: CellEntry) -> Cell:
+    """Parse a cell that ran.
 
     Raises
     ------
@@ -55,7 +59,7 @@ def read_cell(ran: CellEntry, *, ends_group: bool) -> Cell:
         If something in it needs IPython; the message names the cell, the line and what it is.
     """
     title = f"In [{ran.execution_count}]"
-    source = to_python(re.sub(r"\A\s*#%%(distributed|rank)\b.*\n?", "", ran.code), title)
+    source = _to_python(re.sub(r"\A\s*#%%(distributed|rank)\b.*\n?", "", ran.code), title)
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "get_ipython":
@@ -79,9 +83,50 @@ def read_cell(ran: CellEntry, *, ends_group: bool) -> Cell:
         sets=sets,
         future=tuple(alias.name for node in future for alias in node.names),
         makes_group="init_process_group" in calls,
-        ends_group=ends_group,
         imports=frozenset(_imported(tree)),
     )
+
+
+def _to_python(code: str, title: str) -> str:
+    """Return a cell's code without magics; refuse those that have an effect."""
+    source = TransformerManager().transform_cell(code)
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise UsageError(f"{title} is no Python at line {error.lineno}: {error.msg}") from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node.func) in _MAGICS]
+    for node in sorted(calls, key=lambda call: call.lineno, reverse=True):
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "get_ipython()":
+            source = _replaced(source, node, _without_magic(node, f"{title}, line {node.lineno}"))
+    return source
+
+
+# Methods of get_ipython() to which IPython translates magics and shell lines, and how the user wrote these.
+_MAGICS = {"run_line_magic": "%", "run_cell_magic": "%%", "system": "!", "getoutput": "!"}
+
+
+def _without_magic(node: ast.Call, place: str) -> str:
+    name, *texts = *(str(getattr(argument, "value", "")) for argument in node.args), ""
+    method = _last_name(node.func)
+    if name == "time" and method == "run_line_magic":
+        with suppress(SyntaxError):
+            ast.parse(texts[0])
+            return texts[0] or "pass"
+    if method == "run_cell_magic" and name == "time" and not texts[0].strip():
+        return _to_python(texts[1], place).rstrip("\n")
+    if method == "run_line_magic" and name in _OF_NOTEBOOKS:
+        return f"pass  # %{name} {texts[0]}"
+    raise UsageError(f"{place}: {_MAGICS[method]}{name} means nothing in a script; write it in Python or leave it out")
+
+
+def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
+    """Return code with a part of it replaced by ``text``."""
+    lines = source.split("\n")
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before = lines[first].encode()[: node.col_offset].decode()
+    after = lines[last].encode()[node.end_col_offset :].decode()
+    lines[first : last + 1] = [f"{before}{text}{after}"]
+    return "\n".join(lines)
 
 
 def _last_name(function: ast.expr) -> str:
@@ -106,7 +151,7 @@ def _at_top(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _without(source: str, statements: list[ast.ImportFrom]) -> str:
     for node in reversed(statements):
-        source = replaced(source, node, "pass")
+        source = _replaced(source, node, "pass")
     first = {node.lineno for node in statements}
     lines = source.split("\n")
     return "\n".join("" if number in first and line.strip() == "pass" else line for number, line in enumerate(lines, 1))

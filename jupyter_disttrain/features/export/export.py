@@ -18,11 +18,11 @@ from ...client.cells.history import CellEntry, Copied, MagicEntry, Pushed, is_wh
 from ...errors import UsageError
 from ...protocol.ranks import format_ranks, label_ranks
 from ...protocol.serialization import load_value
-from .cells import Cell, read_cell
-from .template import LAUNCHES, MARK, Frame, Helpers, launch_file
+from .cells import RANK, Cell, read_cell
+from .template import COPY, LAUNCHES, MARK, PUSHED, Frame, launch_file
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ...client.cells.history import Entry
@@ -43,14 +43,7 @@ class Exported:
     command: str  # the command that runs the script
 
 
-def export(
-    path: Path,
-    entries: Sequence[Entry],
-    frame: Frame,
-    launch: str,
-    notes: Iterable[str] = (),
-    without_group: Container[int] = (),
-) -> Exported:
+def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, notes: Iterable[str] = ()) -> Exported:
     """Write a script that repeats what ran, and a file that launches it.
 
     Parameters
@@ -65,8 +58,6 @@ def export(
         One of :data:`LAUNCHES`.
     notes
         Remarks found so far.
-    without_group
-        The numbers of cells that left the ranks without a process group.
 
     Raises
     ------
@@ -78,11 +69,7 @@ def export(
     name, content = launch_file(path.name, frame, launch)
     beside = path.with_name(name)
     _check(path, beside, entries)
-    cells = {
-        entry.number: read_cell(entry, ends_group=entry.number in without_group)
-        for entry in entries
-        if isinstance(entry, CellEntry)
-    }
+    cells = {entry.number: read_cell(entry) for entry in entries if isinstance(entry, CellEntry)}
     notes = [
         *notes,
         *dict.fromkeys(
@@ -91,12 +78,12 @@ def export(
             if isinstance(entry, MagicEntry)
         ),
     ]
-    body = _Body(entries, cells, frame)
+    body = _Body(entries, cells, frame.world_size)
     values = path.with_name(f"{path.stem}_values.pkl")
     if body.saved:
         _check_own(values)
     named = values.name if body.saved else ""
-    text = frame.script(body.parts, body.cells, launch, named, body.helpers, copies=body.copies)
+    text = frame.script(body.parts, list(cells.values()), launch, named, copies=body.copies)
     _check_python(text, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if body.saved:
@@ -113,41 +100,44 @@ def export(
 class _Body:
     """The parts of the script."""
 
-    def __init__(self, entries: Sequence[Entry], cells: Mapping[int, Cell], frame: Frame) -> None:
-        self._frame = frame
-        self._used = set[str]().union(*(cell.names for cell in cells.values()))
-        changed = set[str]().union(*(cell.sets for cell in cells.values()))
-        changed.update(name for entry in entries if isinstance(entry, (Pushed, Copied)) for name in entry.names)
-        self.helpers = Helpers.beside(self._used | changed, changed)
-        self.copies = False
+    def __init__(self, entries: Sequence[Entry], cells: Mapping[int, Cell], world_size: int) -> None:
+        used = set[str]().union(*(cell.names for cell in cells.values()))
         self.parts: list[str] = []
-        self.cells: list[Cell] = []  # includes copies from rank to rank, which use the process group as well
+        self.copies = False
         self.saved: dict[int, dict[str, Any]] = {}  # pushed values that are not written as literals, by position
         for at, entry in enumerate(entries):
+            names = [name for name in getattr(entry, "names", ()) if name in used]
             if isinstance(entry, CellEntry):
-                self._add(cells[entry.number])
-            elif isinstance(entry, Pushed):
-                self._push(entry, at)
-            elif isinstance(entry, Copied) and self._used & set(entry.names):
-                self.copies = True
-                self._add(_copied(entry, self._used, self.helpers.copy, frame.world_size))
+                self.parts.append(cells[entry.number].text(world_size))
             elif isinstance(entry, MagicEntry):
-                self.parts.append(f"# {entry.magic} was here")
+                self.parts.append(f"# {entry.magic} stood here")
+            elif isinstance(entry, Pushed) and names:
+                self._push(entry, names, at, world_size)
+            elif isinstance(entry, Copied) and names:
+                self.copies = True
+                title = f"# %dist_copy --from {entry.source} --to {format_ranks(entry.ranks)} {' '.join(names)}"
+                self.parts.append(
+                    f"{title}\n{COPY}({entry.source}, {list(entry.ranks)}, {', '.join(map(repr, names))})"
+                )
 
-    def _add(self, cell: Cell) -> None:
-        self.cells.append(cell)
-        self.parts.append(cell.text(self._frame.world_size, self.helpers.rank))
-
-    def _push(self, entry: Pushed, at: int) -> None:
-        saved: dict[str, Any] = {}
-        lines = _pushed(entry, self._used, saved, f"{self.helpers.pushed}[{at}]")
-        if saved:
-            self.saved[at] = saved
-        if not lines:
-            return
+    def _push(self, entry: Pushed, names: Sequence[str], at: int, world_size: int) -> None:
+        if entry.pickled is None:
+            raise UsageError(
+                f"{', '.join(names)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too much to be kept; "
+                "save them to a file and load that in a %%distributed cell, then export again"
+            )
+        values = load_value(entry.pickled, entry.buffers)
+        lines = []
+        for name in names:
+            literal = _literal(values[name])
+            if literal is None:
+                _check_portable(name, values[name])
+                self.saved.setdefault(at, {})[name] = values[name]
+                literal = f"{PUSHED}[{at}][{name!r}]"
+            lines.append(f"{name} = {literal}")
         head = "# Pushed by the notebook"
-        if len(entry.ranks) < self._frame.world_size:
-            head += f" to {label_ranks(entry.ranks)}\nif {self.helpers.rank} in {set(entry.ranks)}:"
+        if len(entry.ranks) < world_size:
+            head += f" to {label_ranks(entry.ranks)}\nif {RANK} in {set(entry.ranks)}:"
             lines = [f"    {line}" for line in lines]
         self.parts.append("\n".join([head, *lines]))
 
@@ -155,16 +145,16 @@ class _Body:
 def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
     """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
     if beside == path:
-        raise UsageError(f"{path.name} is the name of the file that launches the script; choose e.g. {path.stem}.py")
+        raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
     for file in (path, beside):
         _check_own(file)
     if not any(isinstance(entry, CellEntry) for entry in entries):
-        raise UsageError("no cell has succeeded on the ranks yet, so there is nothing to export")
+        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
 
 
 def _check_own(file: Path) -> None:
     if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
-        raise UsageError(f"{file} exists and was not written by %dist_export; choose another name")
+        raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
 
 
 def _check_python(text: str, path: Path) -> None:
@@ -172,7 +162,7 @@ def _check_python(text: str, path: Path) -> None:
         compile(text, str(path), "exec")
     except SyntaxError as error:
         line = text.splitlines()[(error.lineno or 1) - 1].strip()
-        raise UsageError(f"the cells together are not valid Python: {error.msg}: {line}") from None
+        raise UsageError(f"together the cells are no Python: {error.msg}: {line}") from None
 
 
 def frame_of(launch: Launch) -> Frame:
@@ -201,7 +191,7 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
-            (interrupted, "were interrupted; the script runs them to completion"),
+            (interrupted, "were interrupted; the script runs them to their end"),
         )
         if which
     ]
@@ -209,28 +199,6 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
 
 def _prompts(cells: Iterable[CellEntry]) -> str:
     return "cells " + " ".join(f"[{cell.execution_count}]" for cell in cells)
-
-
-def _pushed(entry: Pushed, used: set[str], saved: dict[str, Any], place: str) -> list[str]:
-    """Return the lines that set pushed variables; values that are not literals are added to ``saved``, at ``place``."""
-    needed = [name for name in entry.names if name in used]
-    if not needed:
-        return []
-    if entry.pickled is None:
-        raise UsageError(
-            f"{', '.join(needed)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too large for the export; "
-            "save them to a file, load that in a %%distributed cell, then export again"
-        )
-    values = load_value(entry.pickled, entry.buffers)
-    lines = []
-    for name in needed:
-        literal = _literal(values[name])
-        if literal is None:
-            _check_portable(name, values[name])
-            saved[name] = values[name]
-            literal = f"{place}[{name!r}]"
-        lines.append(f"{name} = {literal}")
-    return lines
 
 
 def _check_portable(name: str, value: Any) -> None:
@@ -271,24 +239,3 @@ def _literal(value: Any) -> str | None:
     except (ValueError, SyntaxError):
         return None
     return text if type(same) is type(value) and same == value else None
-
-
-def _copied(entry: Copied, used: set[str], copy: str, world_size: int) -> Cell:
-    """Return a copy between ranks as a cell that all ranks run; its names are limited to those that cells use."""
-    names = [name for name in entry.names if name in used]
-    source = f"{copy}({entry.source}, {list(entry.ranks)}, {', '.join(map(repr, names))})"
-    title = f"%dist_copy --from {entry.source} --to {format_ranks(entry.ranks)} {' '.join(names)}"
-    return Cell(
-        title=title,
-        source=source,
-        ranks=tuple(range(world_size)),
-        names=frozenset({"dist", *names}),
-        sets=frozenset(names),
-        future=(),
-        makes_group=False,
-        ends_group=False,
-        imports=frozenset(),
-    )
-
-
-__all__ = ["LAUNCHES", "Cell", "Exported", "Frame", "export", "frame_of", "remarks_on"]

@@ -6,9 +6,9 @@ Does not cover: reloading (``features.reloading.rank``), data sets (``features.s
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ...client.cells.variables import ask
 from ...errors import CodeError, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFiles
+from .imports import imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,18 +38,9 @@ class Synced:
 
     def __str__(self) -> str:
         """Return a short text for the user."""
-        lines = []
-        if self.brought:
-            hosts = ", ".join(dict.fromkeys(host for some in self.brought.values() for host in some))
-            lines.append(f"copied {', '.join(self.brought)} to {hosts}")
-        by_hosts: dict[tuple[str, ...], list[str]] = {}
-        for name, hosts_of_it in self.removed.items():
-            by_hosts.setdefault(hosts_of_it, []).append(name)
-        lines += [f"removed {', '.join(names)} from {', '.join(some)}" for some, names in by_hosts.items()]
-        by_ranks: dict[tuple[int, ...], list[str]] = {}
-        for name, ranks in self.reloaded.items():
-            by_ranks.setdefault(ranks, []).append(name)
-        lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in by_ranks.items()]
+        lines = [f"brought {', '.join(names)} to {', '.join(hosts)}" for hosts, names in _inverted(self.brought)]
+        lines += [f"removed {', '.join(names)} from {', '.join(hosts)}" for hosts, names in _inverted(self.removed)]
+        lines += [f"reloaded {', '.join(names)} on {label_ranks(ranks)}" for ranks, names in _inverted(self.reloaded)]
         for text, ranks in self.kept.items():
             lines.append(f"objects of {text} on {label_ranks(ranks)} keep the old code; create them again")
         return "\n".join(lines) or "no module was edited since the ranks imported it"
@@ -82,11 +74,6 @@ class Reloading:
         **options
             As of :meth:`Cluster.run`, for the cell that reloads.
 
-        Returns
-        -------
-        Synced
-            What was done.
-
         Raises
         ------
         UsageError
@@ -106,7 +93,7 @@ class Reloading:
         if not stale:
             return Synced(reloaded={}, brought=brought, removed=removed)
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
-        run = self._session.run("get_ipython().local_modules.reload();", stale, **options)
+        run = self._session.run("get_ipython().local_modules.reload(globals());", stale, **options)
         return _result(run.results, brought, removed)
 
     def _bring(
@@ -117,7 +104,7 @@ class Reloading:
             return {}
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         compare = CompareFiles(folder=str(folder), hashes=hashes)
-        brought: dict[str, list[str]] = {}
+        hosts: dict[str, tuple[str, ...]] = {}
         for rank, reply in ask(launch, _one_of_each_node(launch, ranks), compare).items():
             names, host = reply["content"]["names"], launch.table[rank].info.host
             if names:
@@ -125,12 +112,12 @@ class Reloading:
                 ask(launch, [rank], request, [files[name] for name in names])
             for name in names:
                 self._brought.setdefault((host, str(folder)), {})[name] = hashes[name]
-                brought.setdefault(name, []).append(host)
-        return {name: tuple(hosts) for name, hosts in brought.items()}
+                hosts[name] = (*hosts.get(name, ()), host)
+        return hosts
 
     def _remove(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
         """Remove copied files from nodes that no longer exist here; return the hosts by file."""
-        removed: dict[str, list[str]] = {}
+        hosts: dict[str, tuple[str, ...]] = {}
         for rank in _one_of_each_node(launch, ranks):
             host = launch.table[rank].info.host
             there = self._brought.get((host, str(folder)), {})
@@ -138,10 +125,10 @@ class Reloading:
             if gone:
                 request = RemoveFiles(folder=str(folder), hashes=gone)
                 for name in ask(launch, [rank], request)[rank]["content"]["names"]:
-                    removed.setdefault(name, []).append(host)
+                    hosts[name] = (*hosts.get(name, ()), host)
             for name in gone:
                 del there[name]
-        return {name: tuple(hosts) for name, hosts in removed.items()}
+        return hosts
 
 
 def _one_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
@@ -165,7 +152,7 @@ def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
         raise UsageError(f"there is no {path} in {folder}, neither a file nor a module")
     whole = Path(os.path.normpath(folder / chosen))
     if not whole.is_relative_to(folder):
-        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so it can't be copied to the ranks")
+        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so the ranks have no place for it")
     found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
     names = [each.relative_to(folder) for each in found]
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
@@ -201,44 +188,36 @@ def _with_imports(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def _imports(folder: Path, name: str, content: bytes) -> list[str]:
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return []  # the rank that imports it reports the error
-    found: set[Path] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {Path(*alias.name.split(".")) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = Path(name).parents[min(node.level, len(Path(name).parents)) - 1] if node.level else Path()
-            base = above.joinpath(*(node.module or "").split("."))
-            found |= {base, *(base / alias.name for alias in node.names if alias.name != "*")}
-    wanted = {part for base in found for part in (base, *base.parents)}
-    candidates = [path for base in wanted if base.name for path in (base.with_suffix(".py"), base / "__init__.py")]
+    """Return the folder's files that a file may import, with the packages above them."""
+    found = {Path(*module.split(".")) for module in imported(content, ".".join(Path(name).parent.parts))}
+    wanted = {each for path in found for each in (path, *path.parents) if each.name}
+    candidates = [path for base in wanted for path in (base.with_suffix(".py"), base / "__init__.py")]
     return [path.as_posix() for path in candidates if (folder / path).is_file()]
+
+
+def _inverted(found: Mapping[str, tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], list[str]]]:
+    """Return the names that have the same ranks or hosts together."""
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for name, places in found.items():
+        names.setdefault(places, []).append(name)
+    return list(names.items())
 
 
 def _result(
     results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]], removed: Mapping[str, tuple[str, ...]]
 ) -> Synced:
-    reloaded: dict[str, list[int]] = {}
-    failed: dict[str, list[int]] = {}
-    kept: dict[str, list[int]] = {}
+    reloaded, failed, kept = (defaultdict[str, tuple[int, ...]](tuple) for _ in range(3))
     for rank, result in results.items():
-        for name in result["reloaded"]:
-            reloaded.setdefault(name, []).append(rank)
-        for text in result["failed"].values():
-            failed.setdefault(text, []).append(rank)
-        for text in result["kept"]:
-            kept.setdefault(text, []).append(rank)
-    synced = Synced(
-        reloaded={name: tuple(ranks) for name, ranks in reloaded.items()},
-        brought=brought,
-        kept={text: tuple(ranks) for text, ranks in kept.items()},
-        removed=removed,
-    )
+        for found, texts in (
+            (reloaded, result["reloaded"]),
+            (failed, result["failed"].values()),
+            (kept, result["kept"]),
+        ):
+            for text in texts:
+                found[text] += (rank,)
+    synced = Synced(reloaded=dict(reloaded), brought=brought, kept=dict(kept), removed=removed)
     if failed:
-        messages = [f"{text}; the module is unchanged on {label_ranks(ranks)}" for text, ranks in failed.items()]
+        messages = [f"{text}; the module stays as it was on {label_ranks(ranks)}" for text, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
         raise CodeError("; ".join(messages) + also)
     return synced

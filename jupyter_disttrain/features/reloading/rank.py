@@ -2,30 +2,36 @@
 
 Covers: which modules were edited since their import, writing files from the notebook's machine, reloading in the order
 of imports.
-Does not cover: which files are sent (``features.reloading.client``), how a module is reloaded (``module_reload``),
-scripts, which import such modules again (``features.scripts.modules``).
+Does not cover: which files are sent (``features.reloading.client``), scripts, which import such modules again
+(``features.scripts.modules``).
+
+Reloading is IPython's own, as in its ``%autoreload``. Where that fails half-way, old and new code would stay mixed, and
+every later attempt would fail as well.
 """
 
 from __future__ import annotations
 
-import ast
+import gc
 import hashlib
 import os
 import socket
 import sys
 import traceback
 from contextlib import suppress
+from enum import Enum
 from importlib.machinery import SourceFileLoader
-from importlib.util import cache_from_source, resolve_name
+from importlib.util import cache_from_source
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from ...rank.kernel.tracebacks import is_of_user
 from ..scripts.modules import is_own
-from .module_reload import reload_module
+from .imports import imported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import ModuleType
 
 _SEEN = "_disttrain_seen"  # attribute of a module's loader: mtime and size of the file that it has read
@@ -121,27 +127,77 @@ class LocalModules:
     def _is_elsewhere(self, folder: str, path: Path) -> bool:
         return not path.resolve().is_relative_to(self._base(folder).resolve())
 
-    def reload(self) -> dict[str, Any]:
-        """Reload the edited modules.
+    def reload(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Reload the edited modules; ``variables`` of cells that hold their classes get the new ones.
 
         A module that imports one that failed is reloaded nevertheless.
 
         Returns
         -------
         dict
-            ``"reloaded"``: names of modules; ``"failed"``: location and reason, by name; ``"kept"``: classes that keep
-            old code somewhere, with the reason.
+            ``"reloaded"``: names of modules; ``"failed"``: location and reason, by name; ``"kept"``: classes whose
+            objects keep the old code, with the reason.
         """
         edited = [name for name in _own() if _is_edited(name)]
         reloaded, failed, kept = [], {}, []
         for name in _in_order(edited):
             try:
-                kept += reload_module(sys.modules[name], self._old_objects)
+                kept += _reload(sys.modules[name], self._old_objects, variables)
             except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
                 failed[name] = _reason(error, name)
             else:
                 reloaded.append(name)
         return {"reloaded": reloaded, "failed": failed, "kept": kept}
+
+
+def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str, Any]) -> list[str]:
+    """Execute a module's file again; the module is unchanged if that fails. Returns what keeps the old code."""
+    from IPython.extensions import autoreload  # noqa: PLC0415  (few sessions need it)
+
+    # Python takes compiled code for current if the file has the same size and second: two edits within one second.
+    Path(cache_from_source(str(module.__file__))).unlink(missing_ok=True)
+    kept: dict[str, None] = {}
+
+    def fits(old: Any, new: Any) -> bool:
+        """Whether a function can take the other's code; if not, the class gets the other function."""
+        if not (isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__module__ == module.__name__):
+            return False
+        return len(old.__code__.co_freevars) == len(new.__code__.co_freevars)
+
+    def move_objects(old: type, new: type) -> None:
+        for each in gc.get_referrers(old):
+            if type(each) is old:
+                try:
+                    object.__setattr__(each, "__class__", new)
+                except TypeError as error:
+                    kept[f"{old.__module__}.{old.__qualname__} ({error})"] = None
+
+    rules = [rule for rule in autoreload.UPDATE_RULES if rule[1] is not autoreload.update_function]
+    rules.insert(0, (fits, autoreload.update_function))
+    before = dict(module.__dict__)
+    try:
+        with patch.multiple(autoreload, UPDATE_RULES=rules, update_instances=move_objects):
+            autoreload.superreload(module, old_objects=old_objects)
+    except BaseException:  # an interrupt too, after which IPython's reloader leaves the module empty
+        module.__dict__.clear()
+        module.__dict__.update(before)
+        raise
+    _rebind(before, module, [variables, *map(vars, _own().values())])
+    return list(kept)
+
+
+def _rebind(before: Mapping[str, Any], module: ModuleType, namespaces: Iterable[dict[str, Any]]) -> None:
+    """Give variables that hold a class of a reloaded module, or a member of its enums, the new one."""
+    olds = [old for old in before.values() if isinstance(old, type) and old.__module__ == module.__name__]
+    new_of = {id(old): getattr(module, old.__qualname__, None) for old in olds}
+    for variables in namespaces:
+        for name, value in list(variables.items()):
+            new = new_of.get(id(value))
+            if isinstance(new, type):
+                variables[name] = new
+            elif isinstance(value, Enum) and type(value).__module__ == module.__name__:
+                kind = getattr(module, type(value).__qualname__, None)
+                variables[name] = getattr(kind, "__members__", {}).get(value.name, value)
 
 
 def _own() -> dict[str, ModuleType]:
@@ -189,34 +245,15 @@ def _in_order(names: Collection[str]) -> list[str]:
     def visit(name: str) -> None:
         if name not in begun:
             begun.add(name)
-            for other in sorted(_imports(name) & set(names)):
+            module = sys.modules[name]
+            content = Path(str(module.__file__)).read_bytes()
+            for other in sorted(imported(content, module.__package__ or "") & set(names)):
                 visit(other)
             ordered.append(name)
 
     for name in sorted(names):
         visit(name)
     return ordered
-
-
-def _imports(name: str) -> set[str]:
-    """Return the names of modules that a module's file may import; empty if the file can't be read or parsed."""
-    module = sys.modules[name]
-    try:
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            relative = "." * node.level + (node.module or "")
-            try:
-                base = resolve_name(relative, module.__package__ or "") if node.level else relative
-            except ImportError:
-                continue
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return found
 
 
 def _reason(error: Exception, name: str) -> str:

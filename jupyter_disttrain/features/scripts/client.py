@@ -123,7 +123,7 @@ class Scripts:
                 0, "cells from before %dist_attach are not included: only the kernel that ran them has their code"
             )
         frame = frame_of(self._session.launch)
-        return export(Path(path), entries, frame, launch, remarks, journal.without_group)
+        return export(Path(path), entries, frame, launch, remarks)
 
     def _first_of_each_node(self, ranks: str | int | Iterable[int]) -> list[int]:
         table = self._session.launch.table

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import HOST_ID
 from ...errors import StageError, UnserializableValueError
-from ...features.checkpoints.rank import Checkpoints
 from ...features.horovod.world import Horovod, HorovodWorld
 from ...features.reloading.rank import LocalModules, note_files
 from ...features.scripts.library_states import note_imports
@@ -123,7 +122,6 @@ class RequestHandler:
         shell.scripts = self.scripts
         shell.staging = self.staging
         shell.local_modules = self._local_modules = LocalModules()
-        shell.checkpoints = Checkpoints(lambda: shell.user_ns)
 
     def serve(self, content: dict[str, Any], buffers: list[Any]) -> Reply:
         """Serve a request between two cells; an exception becomes the reply."""

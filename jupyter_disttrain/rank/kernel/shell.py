@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -94,7 +95,6 @@ class RankShell(ZMQInteractiveShell):
     is_rank = True
     displayhook: RankDisplayHook
     scripts: Scripts  # runs scripts
-    checkpoints: Checkpoints
     staging: Staging
     local_modules: LocalModules
     _depth = 0  # nesting depth of cells that run cells
@@ -109,6 +109,13 @@ class RankShell(ZMQInteractiveShell):
     _runs = False  # whether a cell runs; it may run another by run_cell()
     given: Callable[[], dict[str, Any]] = staticmethod(dict)  # the names that every rank has
     is_late: Callable[[], bool]  # returns whether the cell was interrupted before its own code started
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Saves and loads checkpoints."""
+        from ...features.checkpoints.rank import Checkpoints  # noqa: PLC0415  (imports torch)
+
+        return Checkpoints(lambda: self.user_ns)
 
     def __init__(self, **kwargs: Any) -> None:
         self._pid = os.getpid()

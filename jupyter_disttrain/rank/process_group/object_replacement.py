@@ -2,8 +2,7 @@
 
 Covers: variables, attributes, slots, classes, closures, dicts, lists, sets, tuples, default arguments, partials, bound
 methods.
-Does not cover: references from C++, frames that still run; further steps (``model_rebuild``,
-``features.reloading.class_patching``).
+Does not cover: references from C++, frames that still run; further steps (``model_rebuild``).
 
 A single remaining reference keeps an old process group, with its store, its threads and its sockets, and code that uses
 the reference uses that group.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import operator
 import sys
 import types
 from collections import Counter, deque
@@ -49,27 +47,24 @@ class Protected:
         self.held = held
 
 
-def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_python: bool = False) -> list[str]:
+def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str]:
     """Replace each old object with its new one wherever it is referenced; pairs are compared by identity.
 
     Empties ``pairs``, because any remaining reference to an old object counts as one still to be found: Python's
     collector shows most of them, and those that it does not track are searched for only while there are any. Returns
     messages about objects that could not be changed.
-
-    Classes and members of enums are ``of_python``: the collector shows all references to them, and they are replaced as
-    keys of dicts too.
     """
     if not pairs:
         return []
     thaw()
-    replacing = _Replacing(pairs, keys=of_python)
+    replacing = _Replacing(pairs)
     for search in (replacing.referrers, replacing.functions, replacing.untracked):
         for holder in search():
             replacing.put(holder)
         rebuilt, replacing.rebuilt = replacing.rebuilt, []
         if rebuilt and depth < _DEEPEST:
-            replacing.failed += replace_everywhere(rebuilt, depth + 1, of_python=of_python)
-        if of_python or not replacing.hidden:
+            replacing.failed += replace_everywhere(rebuilt, depth + 1)
+        if not replacing.hidden:
             break
     return replacing.failed
 
@@ -77,13 +72,10 @@ def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0, *, of_pytho
 class _Replacing:
     """The replacements, and how to make them in each kind of holder."""
 
-    def __init__(self, pairs: list[tuple[Any, Any]], *, keys: bool) -> None:
+    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
         self._olds = [old for old, _ in pairs]
-        self._with_keys = keys
         self._new_of = {id(old): new for old, new in pairs}
         pairs.clear()
-        classes = [old for old in self._olds if issubclass(type(old), type)]
-        self._of_olds = {id(each) for old in classes for each in (old.__mro__, old.__bases__)}
         self.rebuilt: list[tuple[Any, Any]] = []  # immutable holders, and their copies with the new objects
         self.failed: list[str] = []
 
@@ -117,7 +109,7 @@ class _Replacing:
         return any(count > 0 for count in counts)
 
     def _is_own(self, holder: Any) -> bool:
-        if holder is self._olds or holder is self._new_of or id(holder) in self._of_olds:
+        if holder is self._olds or holder is self._new_of:
             return True
         # What classes hold is in their dicts, except their bases; a descriptor holds its class or its functions.
         return type(holder) is Protected or issubclass(type(holder), (type, *_DESCRIPTORS))
@@ -146,7 +138,7 @@ class _Replacing:
             ((list, deque), self._put_in_list),
             ((set,), self._put_in_set),
             ((tuple, frozenset), self._rebuild),
-            ((types.MethodType, types.GenericAlias, types.UnionType), self._rebuild_call),
+            ((types.MethodType,), self._rebuild_method),
             ((types.CellType,), self._put_in_cell),
             ((types.FunctionType,), self._put_in_function),
             ((functools.partial,), self._put_in_partial),
@@ -170,18 +162,8 @@ class _Replacing:
         base: Any = tuple if isinstance(holder, tuple) else frozenset
         self.rebuilt.append((holder, base.__new__(type(holder), map(self._new, holder))))
 
-    def _rebuild_call(self, holder: Any) -> None:
-        """Rebuild methods, ``list[old]`` and ``old | None`` from their parts."""
-        new: Any
-        if isinstance(holder, types.MethodType):
-            new = types.MethodType(self._new(holder.__func__), self._new(holder.__self__))
-        elif isinstance(holder, types.GenericAlias):
-            new = types.GenericAlias.__new__(
-                type(holder), self._new(holder.__origin__), self._new_tuple(holder.__args__)
-            )
-        else:
-            new = functools.reduce(operator.or_, self._new_tuple(holder.__args__))
-        self.rebuilt.append((holder, new))
+    def _rebuild_method(self, holder: types.MethodType) -> None:
+        self.rebuilt.append((holder, types.MethodType(self._new(holder.__func__), self._new(holder.__self__))))
 
     def _put_in_cell(self, holder: types.CellType) -> None:
         holder.cell_contents = self._new(holder.cell_contents)
@@ -198,15 +180,8 @@ class _Replacing:
         holder.__setstate__(state)  # type: ignore[attr-defined]
 
     def _put_in_dict(self, holder: dict[Any, Any]) -> None:
-        if self._with_keys and any(id(key) in self._new_of for key in holder):
-            entries = {self._new(key): value for key, value in holder.items()}
-            entries |= {key: value for key, value in holder.items() if id(key) not in self._new_of}  # these win
-            holder.clear()
-            holder.update(entries)
         held = [key for key, value in holder.items() if id(value) in self._new_of]
         owner = _class_of(holder) if held and "__module__" in holder and "__doc__" in holder else None
-        if id(owner) in self._new_of:
-            return  # the dict of an old class, which is dropped, or stays as it is
         for key in held:
             if owner is None:
                 holder[key] = self._new(holder[key])

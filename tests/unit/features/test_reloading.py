@@ -1,15 +1,103 @@
-"""``%dist_sync_code``: how files are written on a node."""
+"""``%dist_sync_code``: how modules are reloaded, and how files are written on a node."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import socket
+import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.features.reloading.rank import LocalModules
+from jupyter_disttrain.features.reloading.rank import LocalModules, note_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODULE = """
+import foreign
+from dataclasses import dataclass
+from enum import Enum
+class Slots:
+    __slots__ = ("x",)
+    def name(self): return "{name}"
+@dataclass(slots=True)
+class Data:
+    x: int = 1
+    def name(self): return "{name}"
+class Base:
+    def name(self): return "{name}"
+class Child(Base):
+    act = foreign.relu
+    def name(self): return super().name()
+class Mode(Enum):
+    TRAIN = {number}
+    EVAL = 2
+Alias = Slots
+def is_train(mode): return mode is Mode.TRAIN
+"""
+
+
+@pytest.fixture
+def edit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that edits the module ``reloadable``."""
+    monkeypatch.setattr(SourceFileLoader, "path_stats", SourceFileLoader.path_stats)
+    monkeypatch.syspath_prepend(folder)
+    for name in ("reloadable", "foreign"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (folder / "foreign.py").write_text("def relu(): return 'relu'\ndef gelu(): return 'gelu'\n")
+    note_files()
+
+    def write(name: str, number: int = 1, old: str = "", new: str = "") -> None:
+        (folder / "reloadable.py").write_text(MODULE.format(name=name, number=number).replace(old, new))
+
+    return write
+
+
+def test_variables_and_objects_get_the_new_code(edit: Callable[..., None]) -> None:
+    edit("old")
+    modules, cells = LocalModules(), dict[str, Any]()
+    exec(
+        "import reloadable, foreign\nfrom reloadable import *\nkinds = [Slots, Data, Base, Child]\n"
+        "things = [kind() for kind in kinds]\nmode, other = Mode.TRAIN, Mode.EVAL",
+        cells,
+    )
+    for number, name in enumerate(("new", "newer"), 2):
+        edit(name, number, "foreign.relu", "foreign.gelu")
+        assert modules.reload(cells) == {"reloaded": ["reloadable"], "failed": {}, "kept": []}
+        module = cells["reloadable"]
+        assert all(cells[each] is getattr(module, each) for each in ("Slots", "Data", "Base", "Child", "Mode"))
+        assert [type(each) for each in cells["things"]] == [module.Slots, module.Data, module.Base, module.Child]
+        assert [each.name() for each in cells["things"]] == [name] * 4
+        assert pickle.loads(pickle.dumps(cells["Data"]())) == module.Data()
+        assert cells["is_train"](cells["mode"])
+        assert cells["mode"].value == number
+        assert (cells["Child"].act(), cells["foreign"].relu()) == ("gelu", "relu")
+
+
+def test_super_may_be_added_and_removed(edit: Callable[..., None]) -> None:
+    edit("old")
+    modules, cells = LocalModules(), dict[str, Any]()
+    exec("from reloadable import Child; child = Child()", cells)
+    for old, new in (("super().name()", "'own'"), ("", "")):
+        edit("base", old=old, new=new)
+        assert modules.reload(cells)["failed"] == {}
+        assert cells["child"].name() == cells["Child"]().name() == (new.strip("'") or "base")
+
+
+def test_objects_that_keep_the_old_code_are_named(edit: Callable[..., None]) -> None:
+    edit("old")
+    modules, cells = LocalModules(), dict[str, Any]()
+    exec("from reloadable import Slots; slots = Slots()", cells)
+    edit("new", old='("x",)', new='("x", "y")')
+    (kept,) = modules.reload(cells)["kept"]
+    assert kept.startswith("reloadable.Slots (")
+    assert "layout differs" in kept
+    assert cells["Slots"]().name() == "new"
 
 
 def test_symlinks_of_a_node_are_not_followed_when_writing(
@@ -26,14 +114,14 @@ def test_symlinks_of_a_node_are_not_followed_when_writing(
     modules = LocalModules()
     hashes = {name: hashlib.sha256(b"theirs").hexdigest() for name in ("pack/inner.py", "single.py")}
     assert modules.compare(str(folder), hashes) == []
-    with pytest.raises(ValueError, match=r"pack/inner\.py .* is reached through a link to .*/lib"):
+    with pytest.raises(ValueError, match=r"pack/inner\.py .* leads through a link to .*/lib"):
         modules.write(str(folder), ["pack/inner.py"], [b"ours"])
     modules.write(str(folder), ["single.py", "within/new.py"], [b"ours", b"ours"])
     assert (folder / "single.py").read_text() == (folder / "real" / "new.py").read_text() == "ours"
     assert modules.remove(str(folder), {"pack/inner.py": hashes["pack/inner.py"]}) == []
     assert (lib / "pack" / "inner.py").read_text() == (lib / "single.py").read_text() == "theirs"
     for name in ("../single.py", str(lib / "single.py")):
-        with pytest.raises(ValueError, match="is outside of"):
+        with pytest.raises(ValueError, match="leads out of"):
             modules.write(str(folder), [name], [b"ours"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -51,12 +50,12 @@ def test_failed_background_version_is_reported_by_the_next(cluster: Cluster, tmp
     cluster.checkpoints.save(root, ["value"])
     cluster.run(
         "import jupyter_disttrain.features.checkpoints.rank as own\nwhole = own.finish\n"
-        "def full(folder, keep): raise OSError(28, 'No space left on device')\nown.finish = full"
+        "def full(*_): raise OSError(28, 'No space left on device')\nown.finish = full"
     )
     cluster.checkpoints.save(root, ["value"], beside=True)
-    with pytest.raises(RankFailure, match="the previous checkpoint was not saved: rank 0: the disk is full: "):
+    with pytest.raises(RankFailure, match="the checkpoint before was not saved: rank 0: No space left on device: "):
         cluster.checkpoints.load(root)
-    with pytest.raises(RankFailure, match="the disk is full: "):
+    with pytest.raises(RankFailure, match="No space left on device: "):
         cluster.checkpoints.save(root, ["value"])
     cluster.run("own.finish = whole")
     cluster.checkpoints.save(root, ["value"])
@@ -158,18 +157,3 @@ def test_half_removed_old_version_is_not_loaded(cluster: Cluster, tmp_path: Path
     assert [path.name for path in tmp_path.glob("0*")] == ["000002"]
     cluster.checkpoints.save(tmp_path, ["value"], keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000003"]
-
-
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
-def test_model_returned_by_a_cell_is_saved_under_its_variable_name(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.reset()
-    cluster.run(MAKE + "net")  # IPython's names precede a user's in the namespace
-    cluster.run("train(1); net")
-    assert cluster.run("_ is net").results == {0: True, 1: True}
-    cluster.checkpoints.save(tmp_path, ["optimizer"])
-    about = json.loads((tmp_path / "000001" / "disttrain.json").read_text())
-    assert about["names"] == {"optimizer": ["optimizer", "net"]}
-    with Cluster(n=2, launcher="local", name="fresh") as fresh:
-        fresh.run(MAKE)
-        fresh.checkpoints.load(tmp_path)
-        assert fresh.run("len(optimizer.state)").results == {0: 2, 1: 2}

@@ -28,39 +28,14 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("v = 5\n!echo {v}", r"line 2: IPython replaces \{v\} with a value, and a script does not"),
-        ("v = 5\nx = !echo $v", r"line 2: IPython replaces \$v"),
-        ("v = 5\n%env FOO=$v", r"line 2: IPython replaces \$v"),
-        ("%%writefile FOLDER/{rank}.txt\ntext", r"line 1: IPython replaces \{rank\}"),
-        ("%%capture out\nx = 1", r"line 1: %%capture out is not available in a script"),
-        ("%%timeit -n 1 -r 1 x = 1\nx", r"line 1: %%timeit -n 1 -r 1 x = 1 is not available in a script"),
-        ("%prun -l 1 -s cumulative int()", r"line 1: %prun is not available in a script"),
-        ("%%bash -s x\necho $1", r"line 1: %%bash -s x is not available in a script"),
-    ],
-)
-def test_code_that_behaves_differently_in_a_script_is_refused(
-    torchless: Cluster, tmp_path: Path, code: str, message: str
-) -> None:
-    clear_history(torchless)
-    torchless.run(code.replace("FOLDER", str(tmp_path)))
-    with pytest.raises(UsageError, match=message):
-        torchless.scripts.export(tmp_path / "it.py")
-
-
 def test_code_beside_magics_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
     cluster.run("from __future__ import annotations; y = 3")
     cluster.run("# only a remark", 0)
-    cluster.run(f"%cd {tmp_path}")
-    cluster.run("%%writefile -a note.txt\nmore\n", 0)
     cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
     cluster.run("print(f'rank {rank} {x} {hook(0, 1)}\\n', end='', flush=True)")
     exported = cluster.scripts.export(tmp_path / "it.py")
     assert launched(exported.command, tmp_path) == ["rank 0 -2 1", "rank 1 -2 1"]
-    assert (tmp_path / "note.txt").read_text() == "more\nmore\n"
 
 
 def test_edited_cell_keeps_its_position(cluster: Cluster, tmp_path: Path) -> None:
@@ -104,36 +79,6 @@ def test_horovod_needs_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: b
     assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
 
 
-def test_two_process_groups_are_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("dist.barrier()")
-    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(UsageError, match=r"uses the session's process group and .* creates another one; a script has"):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
-def test_group_created_first_by_a_library_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("def Accelerator(): pass\nAccelerator()")  # by its name, as for any library
-    cluster.run("dist.init_process_group('gloo'); dist.barrier(); dist.destroy_process_group()")
-    with pytest.raises(
-        UsageError, match=r"uses Accelerator, which creates a process group, and .* creates another one"
-    ):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
-def test_group_destroyed_by_a_cell_is_reported_as_missing(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("end = dist.destroy_process_group\ndist.barrier()\nend()")
-    cluster.run("x = 1")
-    cluster.scripts.export(tmp_path / "it.py")
-    cluster.run("dist.barrier()")
-    with pytest.raises(
-        UsageError, match=r"uses the session's process group, which .* has ended; a script has only one"
-    ):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
 def test_values_that_a_script_cannot_load_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
     for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
         clear_history(torchless)
@@ -152,12 +97,12 @@ def test_user_files_are_not_overwritten(torchless: Cluster, tmp_path: Path) -> N
     for _ in range(2):
         torchless.scripts.export(tmp_path / "it.py")
     (tmp_path / "mine.sh").write_text("echo mine")
-    with pytest.raises(UsageError, match=r"mine\.sh exists and was not written by %dist_export"):
+    with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
         torchless.scripts.export(tmp_path / "mine.py")
-    with pytest.raises(UsageError, match=r"is the name of the file that launches the script; choose e\.g\. same\.py"):
+    with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
         torchless.scripts.export(tmp_path / "same.sh")
     torchless.run("global x; x = 2")
-    with pytest.raises(UsageError, match=r"the cells together are not valid Python: name 'x' is .* global"):
+    with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
         torchless.scripts.export(tmp_path / "it.py")
 
 
@@ -167,7 +112,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
     values = tmp_path / "it's_values.pkl"
     values.write_bytes(pickle.dumps("mine"))
-    with pytest.raises(UsageError, match=r"it's_values\.pkl exists and was not written by %dist_export"):
+    with pytest.raises(UsageError, match=r"it's_values\.pkl is there already, and %dist_export has not written it"):
         cluster.scripts.export(tmp_path / "it's.py")
     assert list(tmp_path.iterdir()) == [values]
     values.unlink()
@@ -177,7 +122,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     elsewhere.mkdir()
     assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
     (tmp_path / "folder.sh").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.sh exists"):
+    with pytest.raises(UsageError, match=r"folder\.sh is there already"):
         cluster.scripts.export(tmp_path / "folder.py")
 
 
@@ -212,21 +157,12 @@ def test_copy_checks_the_same_in_script_and_session(cluster: Cluster, tmp_path: 
         launched("torchrun --nproc-per-node=1 it.py", tmp_path)
 
 
-def test_copy_without_a_process_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("x = 1")
-    cluster.copy(["x"], 1, [0])
-    cluster.run("x\ndist.init_process_group('gloo'); dist.barrier()")
-    with pytest.raises(UsageError, match=r"%dist_copy --from 1 --to 0 x uses the session's process group"):
-        cluster.scripts.export(tmp_path / "it.py")
-
-
 def test_copy_without_torch_uses_mpi(tmp_path: Path) -> None:
     with Cluster(n=2, backend="none", name="plain") as cluster:
         cluster.run("x = rank")
         cluster.copy(["x"], 1, [0])
         cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
-        with pytest.raises(UsageError, match="can copy between ranks only with MPI; export with --mpi"):
+        with pytest.raises(UsageError, match="can copy from rank to rank by MPI only; export with --mpi"):
             cluster.scripts.export(tmp_path / "it.py")
         exported = cluster.scripts.export(tmp_path / "it.py", "mpi")
     assert launched(exported.command, tmp_path) == ["rank 0 1", "rank 1 1"]

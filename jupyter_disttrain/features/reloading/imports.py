@@ -1,0 +1,25 @@
+"""Find the modules that a file may import, from its text."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import resolve_name
+
+
+def imported(content: bytes, package: str) -> set[str]:
+    """Return the names of the modules that a file of ``package`` may import; empty if it can't be parsed."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return set()  # the rank that imports it reports the error
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                continue
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
