@@ -97,18 +97,14 @@ class Session:
         count = cell_log.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.supervisor, cell_log, count)
         allocated = self.launch.placement.allocated
-        self.job_watch = JobWatch(allocated.job, self._on_job_notice, on_job_over) if allocated else None
+        self.job_watch = watch = JobWatch(allocated.job, self.supervisor.note, on_job_over) if allocated else None
+        self.telemetry.remarks.of_job = list if watch is None else lambda: watch.standing
 
     def stop_watching(self) -> None:
         """Stop to watch the ranks, before they are ended or left."""
         if self.job_watch is not None:
             self.job_watch.close()
         self.supervisor.close()
-
-    def _on_job_notice(self, text: str) -> None:
-        """Report a notice on the job: in the running cell, in the status, and with the next cell."""
-        self.telemetry.remarks.job = text
-        self.supervisor.note(text)
 
     # Cells
 
