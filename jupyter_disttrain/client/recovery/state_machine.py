@@ -281,6 +281,16 @@ class Recovery:
         return next((rank for rank, member in enumerate(self.members) if not member.dead and not member.deaths), None)
 
     @property
+    def given_up(self) -> set[int]:
+        """The dead ranks for which no new process is started any more."""
+        is_lost = self.phase is Phase.LOST
+        return {
+            rank
+            for rank, member in enumerate(self.members)
+            if member.dead and not member.replacing and (is_lost or not self._may_replace(member))
+        }
+
+    @property
     def is_calm(self) -> bool:
         """Whether the group is formed and no running cell has failed or was interrupted."""
         return self.phase is Phase.FORMED and all(cell.is_calm for cell in self._cells.values())

@@ -59,6 +59,7 @@ class Supervisor:
         self._closed = False
         self._sleeps_long = True  # whether the thread waits without a timeout
         self._notes = Notes()
+        self._start_errors: dict[int, Exception] = {}  # by rank: why its last new process did not start
         self.stacks = StackCollector(launch, self._state, self._changed, self._notes)
         self._helpers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="disttrain supervisor", daemon=True)
@@ -254,21 +255,12 @@ class Supervisor:
         host = self._launch.table[rank].info.host
         try:
             self._launch.replacer.replace(rank)
-        except IrreplaceableError as error:  # its message includes the remedy
-            with self._changed:
-                if isinstance(error, HostLostError):
-                    self._notes.add_lost(rank)
-                else:
-                    self._notes.add_not_replaced(rank, str(error))
-            self._finish(lambda state, _now: state.on_replaced(rank, well=False, for_good=True))
-            return
         except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
-            with self._changed:
-                self._notes.add_not_replaced(rank, f"{error_text(error)}; {remedy(self._launch.config, [rank])}")
-            self._finish(lambda state, _now: state.on_replaced(rank, well=False))
+            self._on_not_replaced(rank, error)
             return
         self._write_down()
         with self._changed:
+            self._start_errors.pop(rank, None)
             self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
         where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
         note = f"rank {rank} was replaced by a new process{where} with fresh variables"
@@ -283,6 +275,21 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (as above)
             self.note(f"a rank died, and the action that follows failed: {error_text(error)}")
 
+    def _on_not_replaced(self, rank: int, error: Exception) -> None:
+        """Keep the error of a failed start; it is a note for the user once no further attempt follows."""
+        with self._changed:
+            self._start_errors[rank] = error
+            self._state.on_replaced(rank, well=False, for_good=isinstance(error, IrreplaceableError))
+            for lost in self._state.given_up & self._start_errors.keys():
+                why = self._start_errors.pop(lost)
+                if isinstance(why, HostLostError):
+                    self._notes.add_lost(lost)
+                elif isinstance(why, IrreplaceableError):  # its message includes the remedy
+                    self._notes.add_not_replaced(lost, str(why))
+                else:
+                    self._notes.add_not_replaced(lost, f"{error_text(why)}; {remedy(self._launch.config, [lost])}")
+            self._changed.notify_all()
+
     def _form(self) -> None:
         try:
             lost = self._launch.assignment.form()
@@ -294,7 +301,11 @@ class Supervisor:
                 self._release_who_forms()
             except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
-            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else text)
+            with self._changed:
+                self._state.on_formed(well=False)
+                if self._state.phase is Phase.LOST and not died:  # else it is tried again
+                    self._notes.add(text)
+                self._changed.notify_all()
             return
         self._write_down()
         notes = [f"gone with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
