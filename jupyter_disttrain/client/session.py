@@ -81,14 +81,14 @@ class Session:
     # Watching the ranks
 
     def watch(
-        self, *, reset: Callable[[], None], shutdown: Callable[[], None], on_job_over: Callable[[str], None]
+        self, *, reset: Callable[[str], None], shutdown: Callable[[str], None], on_job_over: Callable[[str], None]
     ) -> None:
         """Start to watch the ranks of the launch, and accept cells for them.
 
         Parameters
         ----------
         reset, shutdown
-            Called to recover from a rank's death, as configured.
+            Called with the reason after a rank's death, as configured; must not wait for the ranks.
         on_job_over
             Called with the reason when the Slurm job of the ranks has ended.
         """
@@ -168,14 +168,16 @@ class Session:
         self.mark_used()
         with held_interrupts():
             restore_group(self.launch, chosen, self.supervisor.form)
-            run = self.open_cells.send(
-                code,
-                chosen,
-                self.interrupt,
-                values=values,
-                listener=listener,
-                origin=origin or Origin(),
-            )
+            with self.restarting:  # else ranks could be ended between the check and the sending
+                self.launch.check_open()
+                run = self.open_cells.send(
+                    code,
+                    chosen,
+                    self.interrupt,
+                    values=values,
+                    listener=listener,
+                    origin=origin or Origin(),
+                )
             return run.wait(timeout_s) if block else run
 
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:
@@ -198,6 +200,11 @@ class Session:
         return [*text, *self.supervisor.take_notes()]
 
     # State
+
+    def check_not_closed(self) -> None:
+        """Raise a ClusterClosedError with the reason if the cluster was shut down or left; hold ``restarting``."""
+        if self.is_closed:
+            raise self.launch.state.closed_error()
 
     def change(self, **rules: float | str) -> None:
         """Change fields of the configuration while ranks run; see :meth:`jupyter_disttrain.Cluster.change`."""

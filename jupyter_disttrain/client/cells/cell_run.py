@@ -367,7 +367,7 @@ class CellRun:
                 self._interrupted_at = time.monotonic()
             if self.interrupts == PATIENT_INTERRUPTS:
                 self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
-            self._interrupt(sorted(self.state.running), forced=self.interrupts > 1)
+            self._interrupt_running(forced=self.interrupts > 1)
         if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
             self._give_up(GivenUpError(self._still_running("interrupted three times"), self.failures, self))
 
@@ -376,7 +376,13 @@ class CellRun:
             self._give_up(CellTimeoutError(self._still_running("interrupted after its time-out"), run=self))
         self._is_forced, self.timed_out = self.timed_out, True
         self._deadline = time.monotonic() + INTERRUPT_GRACE_SECONDS
-        self._interrupt(sorted(self.state.running), forced=self._is_forced)
+        self._interrupt_running(forced=self._is_forced)
+
+    def _interrupt_running(self, *, forced: bool) -> None:
+        try:
+            self._interrupt(sorted(self.state.running), forced=forced)
+        except ClusterClosedError as error:  # the ranks have ended, or end now
+            self._give_up(self._abandoned or error)
 
     def _still_running(self, what: str) -> str:
         return f"{what}; {not_back(self.state.running, self._stuck_remedy(self.state.running))}"
@@ -405,7 +411,8 @@ class CellRun:
             what = f"the cell ran longer than {timeout_s:g} s and was interrupted{also}"
             raise CellTimeoutError(what, self.notes, self)
         if failures:
-            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self)
+            after_death = self._supervisor.after_death
+            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self, after_death)
 
 
 def not_back(ranks: Collection[int], last_resort: str) -> str:

@@ -291,6 +291,15 @@ class Recovery:
         }
 
     @property
+    def after_death(self) -> str:
+        """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
+        policy = self.rules.on_rank_death
+        if policy != "replace" and (self._is_ending or self.given_up):
+            what = "all ranks are started again, with fresh variables" if policy == "reset" else "the cluster ends"
+            return f"{what} (--on-rank-death {policy})"
+        return "" if self.survivor is None else "the other ranks keep their variables"
+
+    @property
     def is_calm(self) -> bool:
         """Whether the group is formed and no running cell has failed or was interrupted."""
         return self.phase is Phase.FORMED and all(cell.is_calm for cell in self._cells.values())

@@ -45,10 +45,22 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The recovery thread of one started cluster; runs until it is closed."""
+    """The recovery thread of one started cluster; runs until it is closed.
+
+    Parameters
+    ----------
+    launch
+        The ranks.
+    rules
+        The settings of recovery.
+    remarks
+        The remarks on the ranks' figures, for the cells.
+    reset, stop
+        Called with the reason after a rank's death, as configured; must not wait for the ranks.
+    """
 
     def __init__(
-        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
+        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[str], None], stop: Callable[[str], None]
     ) -> None:
         self._launch = launch
         launch.state.on_note = self.note
@@ -132,6 +144,12 @@ class Supervisor:
             return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
 
     @property
+    def after_death(self) -> str:
+        """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
+        with self._changed:
+            return self._state.after_death
+
+    @property
     def doing(self) -> str:
         """A text on the recovery that is in progress; empty if none is."""
         with self._changed:
@@ -207,9 +225,20 @@ class Supervisor:
         elif action.do is Do.FORM:
             self._help(self._form)
         elif action.do is Do.RESET:
-            self._help(self._end, self._reset)
+            self._reset(f"{self._deaths} (--on-rank-death reset)")
         elif action.do is Do.STOP:
-            self._help(self._end, self._stop)
+            self._stop(f"was ended, because {self._deaths} (--on-rank-death stop)")
+
+    @property
+    def _deaths(self) -> str:
+        """Which ranks died where, and how."""
+        with self._changed:
+            dead = self._state.dead
+        by_cause: dict[tuple[str, str], list[int]] = {}
+        for entry in self._launch.table:
+            if entry.info.rank in dead:
+                by_cause.setdefault((entry.info.host, entry.failure), []).append(entry.info.rank)
+        return "; ".join(f"{label_ranks(ranks)} on {host} died: {cause}" for (host, cause), ranks in by_cause.items())
 
     def release(self, *, forced: bool = False) -> None:
         """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
@@ -268,12 +297,6 @@ class Supervisor:
             note += f"; %dist_copy --from {source} --to {rank} NAME... fills it"
         table = self._launch.table
         self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != RankState.DEAD), note)
-
-    def _end(self, how: Callable[[], None]) -> None:
-        try:
-            how()
-        except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and the action that follows failed: {error_text(error)}")
 
     def _on_not_replaced(self, rank: int, error: Exception) -> None:
         """Keep the error of a failed start; it is a note for the user once no further attempt follows."""
