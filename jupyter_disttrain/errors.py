@@ -101,6 +101,8 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
         What was done to continue the session.
     run : CellRun or None
         The cell: what each rank printed is in ``run.stdout`` and ``run.stderr``, by rank.
+    after_death : str
+        What follows from the death of a rank for the other ranks; empty if unknown.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
         waited: Mapping[int, CellFailure] | None = None,
         notes: Sequence[str] = (),
         run: Any = None,
+        after_death: str = "",
     ) -> None:
         self.run = run
+        self.after_death = after_death
         self.failures = tuple(failures)
         self.by_rank = dict(by_rank)
         self.waited = dict(waited or {})
@@ -128,7 +132,8 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
                 continue
             lines += (f"{BOLD}{failure.where}{RESET}", *failure.traceback)
             if failure.ename == "RankDied":
-                lines.append(f"{BOLD}RankDied{RESET}: {failure.evalue}; the other ranks keep their variables")
+                after = f"; {self.after_death}" if self.after_death else ""
+                lines.append(f"{BOLD}RankDied{RESET}: {failure.evalue}{after}")
             elif not failure.traceback:
                 lines.append(f"{BOLD}{failure.ename}{RESET}: {failure.evalue}")
             lines += _variants(failure)

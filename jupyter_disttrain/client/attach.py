@@ -128,14 +128,16 @@ def detach(lifecycle: Lifecycle) -> None:
     if not session.config.keep:
         name = session.config.name
         raise UsageError(f"the cluster {name!r} ends with its notebook; start it with %dist_init --keep")
-    session.launch.check_open()
-    try:
-        session.is_closed = True
-        session.stop_watching()
-        let_begin(session.launch)
-    finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
-        lifecycle.leave("was detached")
-        session.open_cells.abandon("the cluster was detached while the cell ran; %dist_attach resumes the cell")
+    with session.restarting:
+        session.check_not_closed()
+        session.launch.check_open()
+        try:
+            session.is_closed = True
+            session.stop_watching()
+            let_begin(session.launch)
+        finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
+            lifecycle.leave("was detached")
+            session.open_cells.abandon("the cluster was detached while the cell ran; %dist_attach resumes the cell")
 
 
 class ReplayGate:

@@ -459,16 +459,17 @@ class Cluster:
         Returns
         -------
         list of str
-            Messages on ranks that were killed because they took too long to end.
+            Messages that no cell has shown yet, and on ranks that were killed because they took too long to end.
 
         Raises
         ------
         LaunchError
             If hosts can't be used any more; the cluster then stays as it is. Also if new ranks can't be started; the
             cluster is then closed.
+        ClusterClosedError
+            If the cluster was shut down or left.
         """
-        self._lifecycle.reset(on_start)
-        return self._lifecycle.killed
+        return self._lifecycle.reset(on_start)
 
     def shutdown(self) -> list[str]:
         """End every process of this cluster; a second call ends nothing.

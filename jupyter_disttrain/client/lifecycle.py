@@ -23,6 +23,7 @@ from ..protocol.requests import End
 from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import deferred_interrupts, raise_interrupted
+from .recovery.explanations import error_text
 from .startup.launch import Launch
 from .startup.progress import StartProgress
 from .transport.dispatch import MessageDispatcher
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .session import Session
+
+START = "start one with %dist_init"
 
 _open: weakref.WeakSet[Lifecycle] = weakref.WeakSet()  # of the open clusters of this process
 
@@ -50,8 +53,8 @@ class Lifecycle:
         self.session = session
         self.dispatcher = MessageDispatcher(
             session,
-            interrupt=session.interrupt,
-            reset=self.reset,
+            interrupt=self.interrupt_in_background,
+            reset=lambda: self.reset_because("it was requested in the side panel"),
             shutdown=self.end_because,
             leave=self.leave_because,
         )
@@ -104,33 +107,44 @@ class Lifecycle:
 
     def watch(self) -> None:
         """Start to watch the ranks of the session's launch."""
-        self.session.watch(reset=self.reset, shutdown=self.shutdown, on_job_over=self._on_job_over)
+        self.session.watch(reset=self.reset_because, shutdown=self.end_because, on_job_over=self._on_job_over)
 
     # Restart
 
-    def reset(self, on_start: Callable[[str], None] | None = None) -> None:
+    def reset(self, on_start: Callable[[str], None] | None = None) -> list[str]:
         """End all ranks and start as many new ones; see :meth:`jupyter_disttrain.Cluster.reset`."""
         self._check_restartable()
         session = self.session
         with session.restarting:
+            session.check_not_closed()
             fresh, is_gone = self._new_launch(on_start), False
             try:
                 if session.config.hosts:
                     fresh.decide()
                 is_gone = True
-                session.stop_watching()
-                try:
-                    session.launch.stop()
-                finally:  # Slurm may refuse to end a job; threads that wait for a cell must be released even then
-                    self.killed = session.launch.killed
-                    name = session.config.name
-                    session.open_cells.abandon(f"the cluster {name!r} was reset while the cell ran; run it again")
+                self._end_ranks(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
+                notes = [*session.supervisor.take_notes(), *self.killed]
                 self._start(fresh)
-            except BaseException:  # also a KeyboardInterrupt: once the old ranks have ended, the cluster is closed
+            except BaseException as error:  # also a KeyboardInterrupt: without ranks the cluster is closed
                 fresh.stop()
                 if is_gone:
                     self._close()
+                    why = f"has ended, because its ranks could not be started again: {error_text(error)}"
+                    session.launch.state.closed_because = why
                 raise
+        return notes
+
+    def reset_because(self, reason: str) -> None:
+        """End all ranks and start new ones on a thread of its own; the next cell shows the reason and other notes."""
+        self._in_background("reset", self._reset_launch, self.session.launch, reason)
+
+    def _reset_launch(self, launch: Launch, reason: str) -> None:
+        """Reset the cluster, unless its ranks are not those of this launch any more."""
+        session = self.session
+        with session.restarting:
+            if session.launch is launch:
+                for note in (*self.reset(), f"all ranks were started again, with fresh variables: {reason}"):
+                    session.supervisor.note(note)
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
         """End the processes of some ranks and start new ones; see :meth:`jupyter_disttrain.Cluster.replace`."""
@@ -171,25 +185,37 @@ class Lifecycle:
 
     # End
 
-    def shutdown(self) -> None:
-        """End every process of the cluster; a second call does nothing."""
+    def shutdown(self, reason: str = "was shut down") -> None:
+        """End every process of the cluster, whose later calls get the reason; a second call does nothing."""
         session = self.session
         if session.is_closed or self._pid != os.getpid():  # a forked child must not end its parent's ranks
             return
         self._close()
+        with session.restarting:
+            state = session.launch.state
+            state.closed_because = reason
+            try:
+                self._end_ranks(f"the cluster {session.config.name!r} {reason} while the cell ran; {START}")
+            except Exception as error:
+                state.closed_because += f", and not all its processes could be ended: {error_text(error)}"
+                raise
+
+    def _end_ranks(self, reason: str) -> None:
+        """End the wait for cells with the reason, and then the ranks."""
+        session = self.session
+        session.abandon_cells(reason)  # first, or the end of the ranks would be reported as their death
+        session.stop_watching()
         try:
-            with session.restarting:
-                session.stop_watching()
-                session.launch.stop()
-        finally:  # as above
+            session.launch.stop()
+        finally:
             self.killed = session.launch.killed
-            session.open_cells.abandon("the cluster was shut down while the cell ran; start one with %dist_init")
 
     def leave(self, because: str) -> None:
         """Close the cluster in this process and leave its ranks running."""
         self._close()
-        self.session.stop_watching()
-        self.session.launch.leave(because)
+        with self.session.restarting:
+            self.session.stop_watching()
+            self.session.launch.leave(because)
 
     def _close(self) -> None:
         self.session.is_closed = True
@@ -197,16 +223,32 @@ class Lifecycle:
 
     def end_because(self, reason: str) -> None:
         """End the wait for cells at once, and the ranks on a thread of its own."""
-        self.session.launch.state.closed_because = reason
-        name = self.session.config.name
-        self.session.abandon_cells(f"the cluster {name!r} {reason}; start one with %dist_init")
-        threading.Thread(target=self.shutdown, name="disttrain end").start()  # it joins the calling thread
+        self.session.abandon_cells(f"the cluster {self.session.config.name!r} {reason}; {START}")
+        self._in_background("end", self.shutdown, reason)
 
     def leave_because(self, reason: str) -> None:
         """End the wait for cells at once; leave the ranks, which are out of reach, on a thread of its own."""
         self.session.abandon_cells(reason)
-        because = f"is unreachable: {reason}"
-        threading.Thread(target=self.leave, args=(because,), name="disttrain leave").start()  # as above
+        self._in_background("leave", self.leave, f"is unreachable: {reason}")
+
+    def interrupt_in_background(self) -> None:
+        """Interrupt the running cells on a thread of its own."""
+        self._in_background("interrupt", self.session.interrupt)
+
+    def _in_background(self, what: str, call: Callable[..., object], *args: object) -> None:
+        """Call a function on a thread of its own, which may join the calling one.
+
+        An error is shown with the next cell. If the cluster is closed by then, its reason explains the error.
+        """
+
+        def run() -> None:
+            try:
+                call(*args)
+            except Exception as error:  # noqa: BLE001  (any error must reach the user)
+                if not self.session.is_closed:
+                    self.session.supervisor.note(f"{what} failed: {error_text(error)}")
+
+        threading.Thread(target=run, name=f"disttrain {what}").start()
 
     def _on_job_over(self, reason: str) -> None:
         """End the cluster with its job, unless the job ended because the controller was lost.

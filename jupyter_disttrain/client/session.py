@@ -81,14 +81,14 @@ class Session:
     # Watching the ranks
 
     def watch(
-        self, *, reset: Callable[[], None], shutdown: Callable[[], None], on_job_over: Callable[[str], None]
+        self, *, reset: Callable[[str], None], shutdown: Callable[[str], None], on_job_over: Callable[[str], None]
     ) -> None:
         """Start to watch the ranks of the launch, and accept cells for them.
 
         Parameters
         ----------
         reset, shutdown
-            Called to recover from a rank's death, as configured.
+            Called with the reason after a rank's death, as configured; must not wait for the ranks.
         on_job_over
             Called with the reason when the Slurm job of the ranks has ended.
         """
@@ -97,18 +97,14 @@ class Session:
         count = cell_log.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.supervisor, cell_log, count)
         allocated = self.launch.state.placement.allocated
-        self.job_watch = JobWatch(allocated.job, self._on_job_notice, on_job_over) if allocated else None
+        self.job_watch = watch = JobWatch(allocated.job, self.supervisor.note, on_job_over) if allocated else None
+        self.telemetry.remarks.of_job = list if watch is None else lambda: watch.standing
 
     def stop_watching(self) -> None:
         """Stop to watch the ranks, before they are ended or left."""
         if self.job_watch is not None:
             self.job_watch.close()
         self.supervisor.close()
-
-    def _on_job_notice(self, text: str) -> None:
-        """Report a notice on the job: in the running cell, in the status, and with the next cell."""
-        self.telemetry.remarks.job = text
-        self.supervisor.note(text)
 
     # Cells
 
@@ -172,14 +168,16 @@ class Session:
         self.mark_used()
         with held_interrupts():
             restore_group(self.launch, chosen, self.supervisor.form)
-            run = self.open_cells.send(
-                code,
-                chosen,
-                self.interrupt,
-                values=values,
-                listener=listener,
-                origin=origin or Origin(),
-            )
+            with self.restarting:  # else ranks could be ended between the check and the sending
+                self.launch.check_open()
+                run = self.open_cells.send(
+                    code,
+                    chosen,
+                    self.interrupt,
+                    values=values,
+                    listener=listener,
+                    origin=origin or Origin(),
+                )
             if timeout_s is not None:
                 run.limit(timeout_s)
             return run.wait() if block else run
@@ -204,6 +202,11 @@ class Session:
         return [*text, *self.supervisor.take_notes()]
 
     # State
+
+    def check_not_closed(self) -> None:
+        """Raise a ClusterClosedError with the reason if the cluster was shut down or left; hold ``restarting``."""
+        if self.is_closed:
+            raise self.launch.state.closed_error()
 
     def change(self, **rules: float | str) -> None:
         """Change fields of the configuration while ranks run; see :meth:`jupyter_disttrain.Cluster.change`."""

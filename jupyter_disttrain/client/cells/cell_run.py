@@ -414,13 +414,20 @@ class CellRun:
                 self._interrupted_at = time.monotonic()
             if self.interrupts == PATIENT_INTERRUPTS:
                 self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
-            self._interrupt(self.state.running, forced=self.interrupts > 1)
+            self._interrupt_running(forced=self.interrupts > 1)
         if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
             what = "interrupted three times"
             self._give_up(lambda running: GivenUpError(self._still_running(what, running), self.failures, self))
 
     def _still_running(self, what: str, running: Collection[int]) -> str:
         return f"{what}; {not_back(running, self._stuck_remedy(running))}"
+
+    def _interrupt_running(self, *, forced: bool) -> None:
+        try:
+            self._interrupt(self.state.running, forced=forced)
+        except ClusterClosedError as error:  # the ranks have ended, or end now
+            closed = error
+            self._give_up(lambda _running: self._abandoned or closed)
 
     def _give_up(self, error: Callable[[Collection[int]], BaseException]) -> None:
         """Raise the error for the ranks that still run; return if there are none any more."""
@@ -451,7 +458,8 @@ class CellRun:
             what = f"the cell ran longer than {self._exceeded_s:g} s and was interrupted{also}"
             raise CellTimeoutError(what, self.notes, self)
         if failures:
-            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self)
+            after_death = self._supervisor.after_death
+            raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self, after_death)
 
 
 def not_back(ranks: Collection[int], last_resort: str) -> str:

@@ -285,7 +285,7 @@ class Cells:
 
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent must get the event too
-            entry.state = RankState.DEAD
+            entry.state, entry.failure = RankState.DEAD, event.record.cause
             self._launch.steps.died(entry.info.rank)
             if memory_shortage.may_be_shortage(event.record):
                 peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None

@@ -73,7 +73,7 @@ def _goes_on(file: str, cluster_id: str) -> bool:
     return there.cluster_id == cluster_id and there.answer() == "there"
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's message, with its type's name unless it is one of this package."""
     return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"
 

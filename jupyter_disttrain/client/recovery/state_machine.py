@@ -281,6 +281,25 @@ class Recovery:
         return next((rank for rank, member in enumerate(self.members) if not member.dead and not member.deaths), None)
 
     @property
+    def given_up(self) -> set[int]:
+        """The dead ranks for which no new process is started any more."""
+        is_lost = self.phase is Phase.LOST
+        return {
+            rank
+            for rank, member in enumerate(self.members)
+            if member.dead and not member.replacing and (is_lost or not self._may_replace(member))
+        }
+
+    @property
+    def after_death(self) -> str:
+        """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
+        policy = self.rules.on_rank_death
+        if policy != "replace" and (self._is_ending or self.given_up):
+            what = "all ranks are started again, with fresh variables" if policy == "reset" else "the cluster ends"
+            return f"{what} (--on-rank-death {policy})"
+        return "" if self.survivor is None else "the other ranks keep their variables"
+
+    @property
     def is_calm(self) -> bool:
         """Whether the group is formed and no running cell has failed or was interrupted."""
         return self.phase is Phase.FORMED and all(cell.is_calm for cell in self._cells.values())

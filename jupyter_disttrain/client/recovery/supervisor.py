@@ -45,10 +45,22 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The recovery thread of one started cluster; runs until it is closed."""
+    """The recovery thread of one started cluster; runs until it is closed.
+
+    Parameters
+    ----------
+    launch
+        The ranks.
+    rules
+        The settings of recovery.
+    remarks
+        The remarks on the ranks' figures, for the cells.
+    reset, stop
+        Called with the reason after a rank's death, as configured; must not wait for the ranks.
+    """
 
     def __init__(
-        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[], None], stop: Callable[[], None]
+        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[str], None], stop: Callable[[str], None]
     ) -> None:
         self._launch = launch
         launch.state.on_note = self.note
@@ -59,6 +71,7 @@ class Supervisor:
         self._closed = False
         self._sleeps_long = True  # whether the thread waits without a timeout
         self._notes = Notes()
+        self._start_errors: dict[int, Exception] = {}  # by rank: why its last new process did not start
         self.stacks = StackCollector(launch, self._state, self._changed, self._notes)
         self._helpers: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="disttrain supervisor", daemon=True)
@@ -129,6 +142,12 @@ class Supervisor:
         """Wait until none of these ranks runs a cell any more; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or not self._state.running & set(ranks), timeout_s)
+
+    @property
+    def after_death(self) -> str:
+        """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
+        with self._changed:
+            return self._state.after_death
 
     @property
     def doing(self) -> str:
@@ -206,9 +225,20 @@ class Supervisor:
         elif action.do is Do.FORM:
             self._help(self._form)
         elif action.do is Do.RESET:
-            self._help(self._end, self._reset)
+            self._reset(f"{self._deaths} (--on-rank-death reset)")
         elif action.do is Do.STOP:
-            self._help(self._end, self._stop)
+            self._stop(f"was ended, because {self._deaths} (--on-rank-death stop)")
+
+    @property
+    def _deaths(self) -> str:
+        """Which ranks died where, and how."""
+        with self._changed:
+            dead = self._state.dead
+        by_cause: dict[tuple[str, str], list[int]] = {}
+        for entry in self._launch.table:
+            if entry.info.rank in dead:
+                by_cause.setdefault((entry.info.host, entry.failure), []).append(entry.info.rank)
+        return "; ".join(f"{label_ranks(ranks)} on {host} died: {cause}" for (host, cause), ranks in by_cause.items())
 
     def release(self, *, forced: bool = False) -> None:
         """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
@@ -254,21 +284,12 @@ class Supervisor:
         host = self._launch.table[rank].info.host
         try:
             self._launch.replacer.replace(rank)
-        except IrreplaceableError as error:  # its message includes the remedy
-            with self._changed:
-                if isinstance(error, HostLostError):
-                    self._notes.add_lost(rank)
-                else:
-                    self._notes.add_not_replaced(rank, str(error))
-            self._finish(lambda state, _now: state.on_replaced(rank, well=False, for_good=True))
-            return
         except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
-            with self._changed:
-                self._notes.add_not_replaced(rank, f"{error_text(error)}; {remedy(self._launch.config, [rank])}")
-            self._finish(lambda state, _now: state.on_replaced(rank, well=False))
+            self._on_not_replaced(rank, error)
             return
         self._write_down()
         with self._changed:
+            self._start_errors.pop(rank, None)
             self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
         where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
         note = f"rank {rank} was replaced by a new process{where} without its variables"
@@ -277,11 +298,20 @@ class Supervisor:
         table = self._launch.table
         self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != RankState.DEAD), note)
 
-    def _end(self, how: Callable[[], None]) -> None:
-        try:
-            how()
-        except Exception as error:  # noqa: BLE001  (as above)
-            self.note(f"a rank died, and the action that follows failed: {error_text(error)}")
+    def _on_not_replaced(self, rank: int, error: Exception) -> None:
+        """Keep the error of a failed start; it is a note for the user once no further attempt follows."""
+        with self._changed:
+            self._start_errors[rank] = error
+            self._state.on_replaced(rank, well=False, for_good=isinstance(error, IrreplaceableError))
+            for lost in self._state.given_up & self._start_errors.keys():
+                why = self._start_errors.pop(lost)
+                if isinstance(why, HostLostError):
+                    self._notes.add_lost(lost)
+                elif isinstance(why, IrreplaceableError):  # its message includes the remedy
+                    self._notes.add_not_replaced(lost, str(why))
+                else:
+                    self._notes.add_not_replaced(lost, f"{error_text(why)}; {remedy(self._launch.config, [lost])}")
+            self._changed.notify_all()
 
     def _form(self) -> None:
         try:
@@ -294,7 +324,11 @@ class Supervisor:
                 self._release_who_forms()
             except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
-            self._finish(lambda state, _now: state.on_formed(well=False), "" if died else text)
+            with self._changed:
+                self._state.on_formed(well=False)
+                if self._state.phase is Phase.LOST and not died:  # else it is tried again
+                    self._notes.add(text)
+                self._changed.notify_all()
             return
         self._write_down()
         notes = [f"lost with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]

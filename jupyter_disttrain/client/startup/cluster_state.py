@@ -131,5 +131,9 @@ class ClusterState:
         if self.link is not None and self.lost_because:
             raise ClusterClosedError(self.lost_because)
         if self.link is None:
-            how = "" if self.config.job else "; start one with %dist_init"
-            raise ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
+            raise self.closed_error()
+
+    def closed_error(self) -> ClusterClosedError:
+        """Return the error that states why the cluster has ended."""
+        how = "" if self.config.job else "; start one with %dist_init"
+        return ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")

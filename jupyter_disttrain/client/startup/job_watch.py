@@ -54,6 +54,11 @@ class JobWatch:
         state = self._poller.state or self._poller.job.state()
         return running_text(state) if state.runs else self._poller.over or f"job {state.job_id}: {state.state.lower()}"
 
+    @property
+    def standing(self) -> list[str]:
+        """The notices on the job that hold now."""
+        return self._poller.standing
+
     def if_it_runs(self, then: Callable[[], None]) -> None:
         """Call ``then`` on the watch's thread, unless the job is ending, which explains the event that it handles."""
         self._asked.put(then)

@@ -52,7 +52,7 @@ class RankEntry:
     has_ended: bool = False  # its death was reported, and is passed on once it is known whether its job has ended
     nanny_missed: int = 0  # consecutive checks that did not find the nanny's process
     cell: int | None = None  # number of the running cell, or of the last one
-    failure: str = ""  # the error that this cell ended with
+    failure: str = ""  # the error that this cell ended with, or how the process ended
     forming: Future[Message] | None = None  # its reply once it has joined a process group, or can't
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 

@@ -10,7 +10,6 @@ Messages are handled on the link's thread; those on deaths in a Slurm job on the
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ class MessageDispatcher:
     session
         The session, whose cells and telemetry receive the messages.
     interrupt, reset
-        Called on threads of their own, when the side panel requests it.
+        Called when the side panel requests it; must not wait for the ranks.
     shutdown
         Called with the reason, to end the cluster; must not wait for that.
     leave
@@ -139,6 +138,7 @@ class MessageDispatcher:
         self._session.launch.open_link.request(entry.nanny, request)
         if asked.what == "stop":
             self._shutdown("was ended from the side panel")
+        elif asked.what == "reset":
+            self._reset()
         else:
-            does = self._reset if asked.what == "reset" else self._interrupt
-            threading.Thread(target=does, name=f"disttrain {asked.what}", daemon=True).start()
+            self._interrupt()

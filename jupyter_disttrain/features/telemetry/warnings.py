@@ -67,7 +67,7 @@ class Remarks:
         self._figures = figures
         self._lock = threading.Lock()
         self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last value that was not NaN
-        self.job = ""  # remark on the Slurm job that the ranks run in
+        self.of_job: Callable[[], list[str]] = list  # returns remarks on the Slurm job that the ranks run in
         self._nan: dict[int | None, dict[str, _Nan]] = {}  # by cell and metric
 
     def take(self, rank: int, samples: Samples) -> None:
@@ -108,10 +108,6 @@ class Remarks:
     def vitals(self) -> dict[int, RankVitals]:
         """The latest figures of each rank."""
         return {rank: figures.vitals for rank, figures in sorted(self._figures().items())}
-
-    def of_job(self) -> list[str]:
-        """Return remarks on the job that the ranks run in; they do not depend on a running cell."""
-        return [self.job] if self.job else []
 
     def of_speed(self, running: AbstractSet[int]) -> list[str]:
         """Return remarks on the speed of ranks that run a cell."""

@@ -44,6 +44,20 @@ class Watcher:
         self._warned_of_preemption = False
         self._silent_since_s: float | None = None
         self._reported_silence = False
+        self._silence_text = ""
+        self._lost_text = ""  # the nodes that the job has lost
+
+    def standing(self, now_s: float) -> list[str]:
+        """Return the notices that hold now; see :meth:`look` for ``now_s``."""
+        if self._is_over or self._ran is None:
+            return []
+        texts = [
+            self._lost_text,
+            preempt_text(self._ran, now_s) if self._warned_of_preemption and self._ran.preempt_s is not None else "",
+            time_text(self._ran, now_s) if self._warned_s is not None and self._ran.end_s is not None else "",
+            self._silence_text if self._reported_silence else "",
+        ]
+        return [text for text in texts if text]
 
     def look(self, state: JobState, now_s: float) -> list[Notice]:
         """Return the notices that are due at ``now_s``, in seconds since the epoch, for the job's current state."""
@@ -68,12 +82,17 @@ class Watcher:
         if self._reported_silence or now_s - self._silent_since_s < SILENCE_SECONDS:
             return []
         self._reported_silence = True
-        return [Notice(f"job {state.job_id}: Slurm has not responded for a while ({state.reason}); the ranks continue")]
+        self._silence_text = (
+            f"job {state.job_id}: Slurm has not responded for a while ({state.reason}); the ranks continue"
+        )
+        return [Notice(self._silence_text)]
 
-    @staticmethod
-    def _lost_nodes(state: JobState, was: JobState | None) -> list[Notice]:
+    def _lost_nodes(self, state: JobState, was: JobState | None) -> list[Notice]:
         lost = tuple(host for host in was.nodes if host not in state.nodes) if was is not None and state.nodes else ()
-        return [Notice(lost_nodes_text(state, lost))] if lost else []
+        if not lost:
+            return []
+        self._lost_text = lost_nodes_text(state, lost)
+        return [Notice(self._lost_text)]
 
     def _preemption(self, state: JobState, now_s: float) -> list[Notice]:
         if state.preempt_s is None or self._warned_of_preemption:
@@ -115,6 +134,11 @@ class Poller:
     def hurry(self) -> None:
         """Query more often from now on: the caller waits for the end."""
         self._every_s = HURRIED_POLL_SECONDS
+
+    @property
+    def standing(self) -> list[str]:
+        """The notices that hold now."""
+        return self._watcher.standing(time.time())
 
     def tick(self, *, now: bool = False) -> list[Notice]:
         """Return due notices; queries Slurm only if the last reply is old, or if ``now``."""

@@ -114,9 +114,12 @@ def test_two_ranks_die_at_once(three: Cluster) -> None:
 def test_all_ranks_restart_if_configured() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="reset", name="reset") as cluster:
         cluster.run("kept = 1")
-        with pytest.raises(RankFailure, match="RankDied"):
+        with pytest.raises(RankFailure, match="RankDied") as caught:
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
-        assert cluster.run("'kept' in globals()").results == {0: False, 1: False}
+        assert "(--on-rank-death reset)" in "".join(caught.value._render_traceback_())
+        run = cluster.run("'kept' in globals()")
+        assert run.results == {0: False, 1: False}
+        assert [note for note in run.notes if note.startswith("all ranks were started again, with fresh variables")]
 
 
 def test_cluster_ends_if_configured() -> None:
@@ -124,7 +127,7 @@ def test_cluster_ends_if_configured() -> None:
         with pytest.raises(RankFailure, match="RankDied"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert wait_until(lambda: cluster.closed)
-        with pytest.raises(ClusterClosedError):
+        with pytest.raises(ClusterClosedError, match=r"rank 1 on .* died: exited with code 1 \(--on-rank-death stop"):
             cluster.run("1")
 
 

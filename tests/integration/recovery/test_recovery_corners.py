@@ -92,9 +92,7 @@ def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: d
         "if rank == 1: Group._prove = fail"
     )
     error = interrupted(three, "if rank: dist.barrier()\nelse:\n    while True: pass", {1, 2})
-    (note,) = [note for note in error.notes if "can't be formed" in note]
-    assert note.startswith("the process group can't be formed again: rank 1 on ")
-    assert "Too many open files" in note
+    assert not [note for note in error.notes if "Too many open files" in note], "the next attempt succeeds"
     assert is_intact(three, pids)
 
 

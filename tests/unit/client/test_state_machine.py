@@ -205,6 +205,7 @@ def test_configured_action_runs_once_the_cell_has_ended(choice: str, what: Do) -
     state.on_death(1, 1.0)
     assert actions(state, 1.0)[0] is Do.RELEASE
     state.on_reply(0, 1.1, failed=True, broken=True)
+    assert state.after_death.endswith(f"(--on-rank-death {choice})")
     assert actions(state, 1.1) == [what]
     assert actions(state, 1.2) == []
     assert not state.settled
@@ -273,8 +274,14 @@ def test_rank_killed_by_the_user_is_replaced_under_any_death_policy() -> None:
     state.on_asked(1)
     state.on_death(1, 0.0)
     assert actions(state, 0.0) == [Do.REPLACE]
+    assert state.after_death == "the other ranks keep their variables"
     state.on_replaced(1, well=True)
     assert actions(state, 0.0) == [Do.FORM]
+    state.on_death(0, 1.0)
+    assert state.after_death == "the cluster ends (--on-rank-death stop)"
+    state = Recovery(1, Rules())
+    state.on_death(0, 0.0)
+    assert state.after_death == "", "there is no other rank"
 
 
 def test_rank_stuck_in_mpi_is_killed_after_three_interrupts() -> None:

@@ -180,8 +180,10 @@ def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
     for left_s in (700, 590, 580, 290, 280, 50, 40):
         notices += [notice.text.partition(", at its")[0] for notice in watcher.look(RUNNING, HOUR - left_s)]
     assert [text.split(", ")[-1] for text in notices] == ["in 10 min", "in 5 min", "in 50 s"]
+    assert [text.partition(", at its")[0].split(", ")[-1] for text in watcher.standing(HOUR - 20)] == ["in 20 s"]
     longer = dataclasses.replace(RUNNING, end_s=2 * HOUR)
     assert not watcher.look(longer, HOUR)
+    assert watcher.standing(HOUR) == []
     assert watcher.look(longer, 2 * HOUR - 300)
     short = dataclasses.replace(RUNNING, end_s=240.0)
     assert not Watcher().look(short, 1.0), "a job of four minutes gets no early warning"
@@ -193,13 +195,19 @@ def test_job_events_are_reported_once() -> None:
     silent = JobState(job_id="7", state="UNKNOWN", reason="no route")
     assert not watcher.look(silent, 10.0)
     assert "has not responded" in watcher.look(silent, 200.0)[0].text
+    assert "has not responded" in watcher.standing(200.0)[0]
     smaller = dataclasses.replace(RUNNING, nodes=("a",), node_list="a")
     assert "has lost b" in watcher.look(smaller, 210.0)[0].text
+    assert ["has lost b" in text for text in watcher.standing(210.0)] == [True], "Slurm answers again"
     assert "to be preempted" in watcher.look(dataclasses.replace(smaller, preempt_s=300.0), 220.0)[0].text
+    assert [text.split()[2] for text in watcher.standing(220.0)] == ["has", "is"]
+    assert not watcher.look(smaller, 225.0)
+    assert len(watcher.standing(225.0)) == 1, "it is not to be preempted any more"
     (over,) = watcher.look(dataclasses.replace(smaller, state="TIMEOUT"), 230.0)
     assert over.is_over
     assert "job 7 (a) was ended by Slurm, because it reached its time limit of 01:00:00" in over.text
     assert not watcher.look(dataclasses.replace(smaller, state="GONE"), 240.0)
+    assert watcher.standing(240.0) == []
 
 
 def test_nodes_freed_by_a_completing_job_are_not_lost() -> None:
