@@ -132,8 +132,11 @@ class CellRun:
 
     def abandon(self, reason: str) -> None:
         """End the wait for the cell with a :class:`ClusterClosedError`; may be called from any thread."""
+        self._abandon(ClusterClosedError(reason))
+
+    def _abandon(self, error: ClusterClosedError) -> None:
         with self._lock:
-            self._abandoned = ClusterClosedError(reason)
+            self._abandoned = self._abandoned or error  # the first reason is the cause of the others
             self._limit_ends.set()
         self._events.put(None)
 
@@ -259,10 +262,7 @@ class CellRun:
                 return
             self._exceeded_s = timeout_s
         for forced in (False, True):
-            try:
-                self._interrupt(self.state.running, forced=forced)
-            except ClusterClosedError:
-                return  # closing the cluster ends the wait, too
+            self._interrupt_running(forced=forced)
             if limit_ends.wait(INTERRUPT_GRACE_SECONDS):
                 return
         with self._lock:
@@ -425,9 +425,8 @@ class CellRun:
     def _interrupt_running(self, *, forced: bool) -> None:
         try:
             self._interrupt(self.state.running, forced=forced)
-        except ClusterClosedError as error:  # the ranks have ended, or end now
-            closed = error
-            self._give_up(lambda _running: self._abandoned or closed)
+        except ClusterClosedError as error:
+            self._abandon(error)
 
     def _give_up(self, error: Callable[[Collection[int]], BaseException]) -> None:
         """Raise the error for the ranks that still run; return if there are none any more."""

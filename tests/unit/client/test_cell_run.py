@@ -143,7 +143,7 @@ def test_wait_after_a_timeout_waits_and_a_second_timeout_interrupts_again(monkey
     interrupts = Interrupts(monkeypatch)
     run = run_of((0, 1), interrupts)
     for _ in range(2):
-        with pytest.raises(CellTimeoutError, match="interrupted after its timeout; ranks 0-1 have not come back yet"):
+        with pytest.raises(CellTimeoutError, match="interrupted after its timeout; ranks 0-1 have not ended the cell"):
             run.wait(0.0)
         assert interrupts.take() == [({0, 1}, False), ({0, 1}, True)]
     run.put(replied(0))
@@ -169,7 +169,7 @@ def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
         return future
 
     launch = SimpleNamespace(table=table, open_link=SimpleNamespace(request=request))
-    with pytest.raises(UsageError, match=r"rank 1 \(vm\) died meanwhile"):
+    with pytest.raises(UsageError, match=r"rank 1 \(vm\) died before it replied"):
         variables.ask(cast("Any", launch), [0, 1], Pull(names=["x"]))
 
 

@@ -1,16 +1,21 @@
-"""Forming the process group: what ranks report to have lost."""
+"""Registration of rank processes and their first process group."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
+
+import pytest
 
 from jupyter_disttrain.client.startup.cluster_state import ClusterState
 from jupyter_disttrain.client.startup.rank_assignment import RankAssignment
 from jupyter_disttrain.client.startup.rank_table import RankEntry
 from jupyter_disttrain.client.startup.registration import Registration
 from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.launchers.placement import Placement
+from jupyter_disttrain.protocol.messages import NannyHello
 from jupyter_disttrain.protocol.requests import Form
 
 from ..records import rank_info
@@ -39,3 +44,31 @@ def test_what_was_lost_in_a_round_that_is_repeated_is_reported() -> None:
     assert RankAssignment(state, Registration(state)).form() == {"the subgroup of ranks 0-1": [0, 1]}
     assert state.generation == 2
     assert state.mpi_lost == "rank 1 died"
+
+
+def registration() -> Registration:
+    return Registration(ClusterState.before_start(ClusterConfig()))
+
+
+def test_start_timeout_of_a_new_process_is_reported_in_tenths_of_a_second() -> None:
+    with pytest.raises(LaunchError, match=r"no new process started within 0\.1 s"):
+        registration().wait_for_one((), 0.12345)
+
+
+def test_repeated_hellos_do_not_postpone_the_start_timeout() -> None:
+    registered, has_ended = registration(), threading.Event()
+    hello = NannyHello(engine="known", nanny="nanny")
+    message = {"header": {"msg_type": NannyHello.msg_type}, "content": hello.to_content()}
+
+    def repeat() -> None:
+        while not has_ended.wait(0.02):
+            registered.take(message)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        with pytest.raises(LaunchError, match=r"no new process started within 0\.1 s"):
+            registered.wait_for_one(("known",), 0.1)
+    finally:
+        has_ended.set()
+        thread.join()

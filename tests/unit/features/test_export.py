@@ -22,10 +22,10 @@ def exported(code: str, *ranks: int) -> str:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("names = get_ipython().user_ns", r"In \[1\], line 1: get_ipython\(\) means nothing in a script"),
+        ("names = get_ipython().user_ns", r"In \[1\], line 1: get_ipython\(\) is not available in a script"),
         ("get_ipython().system()", r"line 1: ! means nothing in a script"),
         ("import asyncio\nawait asyncio.sleep(0)", r"In \[1\] awaits outside a function at line 2"),
-        ("x = 1\n%who", r"In \[1\], line 2: %who means nothing in a script; write it in Python or leave it out"),
+        ("x = 1\n%who", r"In \[1\], line 2: %who means nothing in a script; write it in Python or leave it"),
         ("%time x = 1\n%cd .", r"line 2: %cd means"),
         ("%timeit x", r"line 1: %timeit means"),
         ("%time !echo x", r"line 1: %time means"),

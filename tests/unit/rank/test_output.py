@@ -1,4 +1,4 @@
-"""What a rank prints: its streams, the descriptors below them, messages of libraries that are dropped."""
+"""What a rank prints and to which cell it belongs: streams, descriptors, dropped messages, the start of a cell."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jupyter_disttrain.rank.cell_started import CellStarted, CellStarts
 from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
+from jupyter_disttrain.rank.output import user_code
 from jupyter_disttrain.rank.output.iopub import Publisher
 from jupyter_disttrain.rank.output.streams import Descriptors, RankStream, Turns
+
+from ..records import cell_started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,12 +32,12 @@ def test_unfinished_line_is_sent_before_the_next_cell_begins() -> None:
     rank_end: Any = SimpleNamespace(
         wait_until_handled=lambda: handled.append(os.read(read, 100)),
         mark=(0, 0),
-        begin_cell=lambda: None,
+        clear_interrupted=lambda: None,
         send=lambda *_: None,
     )
     with turns.lock:  # which keeps the thread that sends unfinished lines from doing so first
         print("working", end="", file=stream)
-        Publisher(rank_end, turns).begin_cell({"msg_id": "next"}, b"")
+        Publisher(rank_end, turns, lambda _: b"").attribute_output(cell_started(1))
     assert handled == [b"working"]
 
 
@@ -60,3 +64,13 @@ def test_libevent_message_on_a_dead_connection_is_dropped_and_others_are_kept() 
     assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
     other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
     assert without_noise(other) == other
+
+
+def test_each_subscriber_gets_every_cell_in_the_order_of_subscription() -> None:
+    starts, seen = CellStarts(), list[tuple[str, CellStarted]]()
+    starts.subscribe(lambda cell: seen.append(("first", cell)), lambda cell: seen.append(("second", cell)))
+    starts.publish(first := cell_started(1))
+    starts.subscribe(lambda cell: seen.append(("late", cell)), user_code.set_cells)
+    starts.publish(second := cell_started(2))
+    assert seen == [("first", first), ("second", first), ("first", second), ("second", second), ("late", second)]
+    assert user_code.is_typed()
