@@ -79,7 +79,7 @@ class LocalRanks(LocalEngineSetLauncher):
 
     def start(self, n: int) -> Any:
         """Start ``n`` ranks with exactly ``environment``: ipyparallel would add this process's variables to it."""
-        self.work_dir = self.folder or self.work_dir
+        self.work_dir = self.folder or "."
         others = [part for name in sorted(os.environ.keys() - self.environment.keys()) for part in ("-u", name)]
         self.engine_cmd = [*(["/usr/bin/env", *others] if others else []), *RANK_COMMAND, "--ranks", str(n)]
         started = super().start(1)
