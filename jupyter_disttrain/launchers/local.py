@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher, LocalProcessLauncher
+from traitlets import Unicode
 
 from ..protocol.messages import signal_text
 from ..protocol.time_limits import LOCAL_DYING_SECONDS
@@ -74,9 +75,11 @@ class LocalRanks(LocalEngineSetLauncher):
     """
 
     launcher_class = RanksOfThisMachine
+    folder = Unicode()  # of the ranks; empty: that of this process
 
     def start(self, n: int) -> Any:
         """Start ``n`` ranks with exactly ``environment``: ipyparallel would add this process's variables to it."""
+        self.work_dir = self.folder or "."
         others = [part for name in sorted(os.environ.keys() - self.environment.keys()) for part in ("-u", name)]
         self.engine_cmd = [*(["/usr/bin/env", *others] if others else []), *RANK_COMMAND, "--ranks", str(n)]
         started = super().start(1)

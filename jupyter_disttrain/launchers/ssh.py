@@ -51,13 +51,15 @@ class SSHRanks(LocalEngineSetLauncher):
     hosts: List[Any] = List()  # of (name, ranks)
     ssh = List(Unicode())
     environment_file = Unicode()
+    folder = Unicode()  # of the ranks; empty: that of this process
 
     def start(self, n: int) -> Any:
         """Start the ranks of every host."""
         self.n = n
         started = []
         for name, ranks in self.hosts:
-            command = remote_command(rank_command(self.environment_file, name, ranks), self.environment, self.work_dir)
+            ranks_there = rank_command(self.environment_file, name, ranks)
+            command = remote_command(ranks_there, self.environment, self.folder or str(Path.cwd()))
             launcher = self.launchers[name] = RanksOfHost(
                 work_dir=self.work_dir,
                 parent=self,

@@ -123,7 +123,7 @@ class Processes:
 
     def _options(self, file: Path, environment: dict[str, str], places: list[tuple[str, int | None]]) -> dict[str, Any]:
         """Return the launcher's options; ``file`` has the environment of ranks on other hosts."""
-        options: dict[str, Any] = {"environment": environment, "work_dir": self._placement.folder}
+        options: dict[str, Any] = {"environment": environment}
         if places:
             options["environment_file"] = str(file)
         if self._allocated is not None:
@@ -153,7 +153,7 @@ class Processes:
             file = file.with_suffix(".local.json")
             _write_private(file, environment)
         options = self._options(file, environment, [(host, 1)] if host else [])
-        options |= {"host": host} if self._allocated else {}
+        options |= {"folder": self._placement.folder} | ({"host": host} if self._allocated else {})
         set_id = f"{name}-{time.monotonic_ns()}"
         try:
             _outside_loop(self._cluster.start_engines_sync, 1, engine_set_id=set_id, **options)

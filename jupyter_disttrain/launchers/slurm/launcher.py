@@ -136,14 +136,16 @@ class StepRank(OneProcess, EngineLauncher):
     allocated = Instance(AllocatedNodes)
     host = Unicode()
     environment_file = Unicode()
+    folder = Unicode()
 
     def find_args(self) -> list[str]:
         """Return the command that starts the rank."""
         return step_command(self.allocated, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
 
     def start(self, n: int) -> Any:
-        """Start the rank."""
+        """Start the rank in the folder of the others, which srun takes from its own."""
         self.n = n
+        self.work_dir = self.folder
         return super().start()
 
     def get_env(self) -> dict[str, str]:

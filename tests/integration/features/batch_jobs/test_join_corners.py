@@ -86,9 +86,10 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
 
 @pytest.mark.parametrize("start", [(), ("sh", "-c", '"$@"; exit $?', "rank")], ids=["direct", "by a script"])
 def test_ranks_of_a_killed_mpirun_end(file: Path, jobs: list[Job], start: tuple[str, ...]) -> None:
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables["PRTE_MCA_prte_local_tmpdir_base"] = str(file.parent)  # a killed mpirun leaves its own files
     command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none", *start, *ENGINE]
-    jobs.append(Job([*command, "--join", str(file), "--backend", "none"], file.with_name("job.log"), **root))
+    jobs.append(Job([*command, "--join", str(file), "--backend", "none"], file.with_name("job.log"), **variables))
     content = jobs[0].wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import time\ntime.sleep(1000)", block=False)
