@@ -5,7 +5,7 @@
 const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 /** Ticks whose ratio is larger, on a logarithmic axis, have exponents. */
-const MAX_RATIO = 1e4;
+const MAX_RATIO = 1e3;
 /** The error of a tick's label, as a fraction of the distance to the next. */
 const TICK_TOLERANCE = 5e-4;
 const MAX_DECIMALS = 12;

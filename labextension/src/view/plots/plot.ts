@@ -33,8 +33,10 @@ const HEIGHTS_PX = { min: 130, max: 220, large: 380 };
 const MIN_WIDTH_PX = 120;
 const TICK_PX = 64;
 const MIN_AXIS_PX = 34;
-/** Between the edge of the plot and the labels of y. */
-const TICK_AND_GAP_PX = 15;
+/** Beside the labels of y: a tick, a gap and a margin. */
+const LABEL_MARGIN_PX = 17;
+/** The least distance of labels of y. */
+const LABEL_DISTANCE_PX = 20;
 const FONT = '11px system-ui, sans-serif';
 // uPlot's enum exists only in its types.
 // eslint-disable-next-line @typescript-eslint/no-unsafe-enum-assignment
@@ -224,11 +226,12 @@ export class Plot {
         { ...axis, size: 28, ...(isTime ? this.timeAxis() : {}) },
         {
           ...axis,
+          space: LABEL_DISTANCE_PX,
           size: (_: uPlot, texts: string[] | null): number =>
             Math.max(
               MIN_AXIS_PX,
               ...(texts ?? []).map(
-                text => TICK_AND_GAP_PX + this.measure(text, FONT)
+                text => LABEL_MARGIN_PX + this.measure(text, FONT)
               )
             ),
           values: (_: uPlot, splits: (number | null)[]) => formatTicks(splits),
