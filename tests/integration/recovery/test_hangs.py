@@ -41,6 +41,20 @@ def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
     assert is_intact(three, pids)
 
 
+def test_pending_async_collective_is_a_wait_only_while_it_is_waited_for(three: Cluster, pids: dict[int, int]) -> None:
+    start = (
+        "import time\n"
+        "if rank == 0: work = dist.all_reduce(torch.ones(2), async_op=True)\n"
+        "while rank: time.sleep(0.01)\n"
+    )
+    last = {"rank 0: in Python code at": "while True: time.sleep(0.01)", "rank 0: waits in all_red": "work.wait()"}
+    for expected, code in last.items():
+        run = three.run(start + code, block=False)
+        assert wait_until(lambda expected=expected: expected in "\n".join(three.where()))
+        stop(three, run)
+    assert is_intact(three, pids)
+
+
 def test_ended_ranks_and_ranks_without_the_cell_are_distinguished(three: Cluster, pids: dict[int, int]) -> None:
     run = three.run("if rank == 0: dist.barrier()", "0-1", block=False)
     assert wait_until(waits(run, {0}))
