@@ -296,7 +296,10 @@ def test_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> No
         assert wait_until(
             lambda: [rank["pid"] for rank in server.cluster("busy").get("ranks", [])] not in ([], pids), seconds=30
         )
-        assert notebook.run("%%distributed\nprint('again')").check().lines == ["ranks 0-1 │ again"]
+        assert notebook.run("%%distributed\nprint('again')").check().lines == [
+            "ranks 0-1 │ again",
+            "all ranks were started again, with fresh variables: it was requested in the side panel",
+        ]
         server.post(f"clusters/{server.cluster('busy')['id']}/stop")
         assert wait_until(lambda: server.cluster("busy") == {})
         assert "was ended from the side panel" in notebook.run("%%distributed\n1").error
