@@ -138,7 +138,7 @@ def test_missing_gpu(empty: Notebook) -> None:
         ),
         (
             "%%distributed --name other",
-            "no cluster is named 'other' (there: default); start it with %dist_init --name other",
+            "no cluster is named 'other' (running: default); start it with %dist_init --name other",
         ),
     ],
 )
