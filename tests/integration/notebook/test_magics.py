@@ -114,7 +114,7 @@ def test_every_cell_runs_on_the_ranks_until_switched_off(notebook: Notebook) -> 
         assert notebook.run("%%local\nprint('rank' in globals())").check().text == "False"
         assert notebook.run("here = rank\nprint(world_size)").check().lines == ["ranks 0-1 │ 2"]
         assert notebook.run("%%rank 1\nprint(here)").check().text == "1"
-        assert notebook.run("%sync").check().text.startswith("ranks 0-1 met after ")
+        assert notebook.run("%sync").check().text.startswith("ranks 0-1 reached the barrier after ")
         failing = notebook.run("x = 1\n1 / 0")
         assert failing.error == f"RankFailure: ranks 0-1 ({HOST}), line 2: ZeroDivisionError: division by zero"
     finally:

@@ -71,7 +71,7 @@ CANCELLATIONS = {
     "cancelled": "was cancelled by a user or the site",
     "preempted": "a job of higher priority took its nodes",
     "requeued": "was put back into the queue",
-    "out of time": "its time limit of 00:00:00 was over",
+    "out of time": "it reached its time limit of 00:00:00",
 }
 
 

@@ -53,7 +53,7 @@ def test_failed_background_version_is_reported_by_the_next(cluster: Cluster, tmp
         "def full(*_): raise OSError(28, 'No space left on device')\nown.finish = full"
     )
     cluster.checkpoints.save(root, ["value"], beside=True)
-    with pytest.raises(RankFailure, match="the checkpoint before was not saved: rank 0: No space left on device: "):
+    with pytest.raises(RankFailure, match="the previous checkpoint was not saved: rank 0: No space left on device: "):
         cluster.checkpoints.load(root)
     with pytest.raises(RankFailure, match="No space left on device: "):
         cluster.checkpoints.save(root, ["value"])

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from ....support.notebook_driver import Notebook
 
-CUT_OFF = "the checkpoint that was being written beside the cells was cut off; the version before stays the latest\n"
+CUT_OFF = (
+    "the checkpoint that was being written in the background was aborted; the previous version remains the latest\n"
+)
 # A disk that takes as long as the test needs.
 SLOW = """
 import threading
@@ -93,7 +95,7 @@ def test_death_of_a_rank(
     psutil.Process(cluster.table[dies].info.pid).send_signal(signal.SIGKILL)
     with pytest.raises(RankFailure, match="RankDied") as caught:
         run.wait()
-    assert not [note for note in caught.value.notes if "gone with the old process group" in note]
+    assert not [note for note in caught.value.notes if "lost with the old process group" in note]
     cluster.run("model = torch.nn.Linear(20, 20)")
     assert checkpoints_work(cluster, tmp_path)
     assert cancellations_reported(1 - dies) == 1
@@ -174,7 +176,7 @@ def test_failed_version_is_reported_and_the_ranks_end(bare_notebook: Notebook, t
         bare_notebook.run(full).check()
         bare_notebook.run(f"%dist_save --async {tmp_path}/run value").check()
         outcome = bare_notebook.run(ending).check()
-        assert "the checkpoint before was not saved: rank 0: No space left on device: " in outcome.text
+        assert "the previous checkpoint was not saved: rank 0: No space left on device: " in outcome.text
         assert "Traceback" not in outcome.text
         assert ends in outcome.text
     bare_notebook.run("%dist_init -n 2 --launcher local").check()

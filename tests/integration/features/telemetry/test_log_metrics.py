@@ -40,7 +40,7 @@ def test_values_are_available_when_the_cell_has_ended(cluster: Cluster) -> None:
     np.testing.assert_allclose(loss.maximum, expected[:, 0])
     np.testing.assert_allclose(loss.spread, expected[:, 0] - expected[:, 1])
     np.testing.assert_allclose(cluster.metrics.gather("accuracy").values[:, 0], np.arange(10) / 10, atol=1e-7)
-    with pytest.raises(KeyError, match="no rank has logged 'lost'; there is loss, accuracy"):
+    with pytest.raises(KeyError, match="no rank has logged 'lost'; logged are: loss, accuracy"):
         cluster.metrics.gather("lost")
 
 
@@ -94,7 +94,7 @@ def test_metric_may_change_its_number_type_but_not_to_text(cluster: Cluster) -> 
             ),
             r"norm is sharded over ranks, .*; log norm.full_tensor\(\)",
         ),
-        ("log_metrics(1, loss=torch.ones(3))", r"and loss has 3; log e.g. loss.mean\(\)"),
+        ("log_metrics(1, loss=torch.ones(3))", r"but loss has 3; log e.g. loss.mean\(\)"),
         ("log_metrics(1.5, loss=1)", r"must be a whole number up to 2\*\*53, not 1.5"),
         ("log_metrics('one', loss=1)", r"must be a whole number up to 2\*\*53, not 'one'"),
         ("log_metrics(2**60, loss=1)", r"must be a whole number up to 2\*\*53, not 1152921504606846976"),
