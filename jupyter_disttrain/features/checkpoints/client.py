@@ -65,9 +65,9 @@ class Checkpoints:
         """
         check_names(names)
         if not names:
-            raise UsageError("name what is to be saved, e.g. model optimizer step")
+            raise UsageError("name the variables to save, e.g. model optimizer step")
         if keep is not None and keep < 1:
-            raise UsageError(f"at least one version has to stay, not {keep}")
+            raise UsageError(f"at least one version has to be kept, not {keep}")
         launch = self._session.launch
         arguments = (
             f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
@@ -94,8 +94,8 @@ class Checkpoints:
         others = [entry.info.rank for entry in launch.table if entry.state != RankState.IDLE]
         if others:
             return (
-                f"{label_ranks(others)} not idle: a checkpoint that is being written beside the cells is cut off, and "
-                "the version before stays the latest"
+                f"{label_ranks(others)} not idle: a checkpoint that is being written in the background is aborted, and "
+                "the previous version remains the latest"
             )
         try:
             self._run("wait()", options)

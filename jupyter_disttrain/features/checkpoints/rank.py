@@ -60,8 +60,8 @@ class Checkpoints:
         folder = Path(_from_rank_0(lambda: begin(Path(path), session, tag), Path(path)))
         if not folder.exists():
             raise CheckpointError(
-                f"{path} is not one folder for all hosts: what rank 0 made there is not seen by rank {rank}; "
-                "give a folder on a shared disk"
+                f"{path} is not shared by all hosts: rank {rank} can't see what rank 0 created there; "
+                "name a folder on a shared file system"
             )
         about = {"names": kinds, "world_size": dist.get_world_size(), "saved_s": time.time()}
 
@@ -98,11 +98,12 @@ class Checkpoints:
         unknown = [name for name in names if name not in kinds]
         if unknown:
             there = ", ".join(about["names"])
-            raise CheckpointError(f"{folder} has no {', '.join(map(repr, unknown))}; there is {there}")
+            raise CheckpointError(f"{folder} has no {', '.join(map(repr, unknown))}; it has {there}")
         missing = sorted({name for name, kind in kinds.items() if kind != VALUE} - self._namespace().keys())
         if missing:
             raise CheckpointError(
-                f"{', '.join(map(repr, missing))} has to be made before it can be filled; run the cells that make it"
+                f"{', '.join(map(repr, missing))} has to exist before its state can be loaded; run the cells that "
+                "create it first"
             )
         rank = dist.get_rank()
         has_saved = rank < about["world_size"]

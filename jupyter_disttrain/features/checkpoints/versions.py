@@ -57,7 +57,7 @@ def reason_of(error: BaseException, folder: Path) -> str:
         usage, mebi = shutil.disk_usage(there), 2**20
         return (
             f"{why}: {there} on {socket.gethostname()}, {usage.free / mebi:.1f} of {usage.total / mebi:.1f} MiB free; "
-            "make room, or give another folder; versions that were saved before are as they were"
+            "free disk space, or name another folder; versions that were saved before are unchanged"
         )
     return f"{type(error).__name__}: {error}"
 
@@ -72,7 +72,7 @@ def begin(root: Path, session: str, tag: str) -> Path:
         with suppress(FileNotFoundError):  # another session has just finished its version
             is_own = left.name.startswith(f"{SAVING}{session}.")
             if _LEFT.fullmatch(left.name) and (is_own or time.time() - left.stat().st_mtime > LEFT_SECONDS):
-                shutil.rmtree(left, ignore_errors=True)  # remains do no harm
+                shutil.rmtree(left, ignore_errors=True)  # leftovers are harmless
     folder = root / f"{SAVING}{session}.{tag}"
     folder.mkdir()
     return folder
@@ -127,7 +127,7 @@ def latest(path: Path) -> Path:
         return path
     versions = versions_in(path)
     if not versions:
-        raise CheckpointError(f"there is no checkpoint in {path.absolute()}; %dist_save {path} NAME... makes one")
+        raise CheckpointError(f"there is no checkpoint in {path.absolute()}; %dist_save {path} NAME... creates one")
     return versions[-1]
 
 

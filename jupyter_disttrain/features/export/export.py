@@ -110,7 +110,7 @@ class _Body:
             if isinstance(entry, CellEntry):
                 self.parts.append(cells[entry.number].text(world_size))
             elif isinstance(entry, MagicEntry):
-                self.parts.append(f"# {entry.magic} stood here")
+                self.parts.append(f"# {entry.magic} was here")
             elif isinstance(entry, Pushed) and names:
                 self._push(entry, names, at, world_size)
             elif isinstance(entry, Copied) and names:
@@ -124,7 +124,7 @@ class _Body:
         if entry.pickled is None:
             raise UsageError(
                 f"{', '.join(names)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too much to be kept; "
-                "save them to a file and load that in a %%distributed cell, then export again"
+                "save them to a file, load that in a %%distributed cell, then export again"
             )
         values = load_value(entry.pickled, entry.buffers)
         lines = []
@@ -145,16 +145,16 @@ class _Body:
 def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
     """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
     if beside == path:
-        raise UsageError(f"{path.name} is what the file is called that launches the script; write e.g. {path.stem}.py")
+        raise UsageError(f"{path.name} is the name of the file that launches the script; choose e.g. {path.stem}.py")
     for file in (path, beside):
         _check_own(file)
     if not any(isinstance(entry, CellEntry) for entry in entries):
-        raise UsageError("no cell has ended well on the ranks yet, so there is nothing to export")
+        raise UsageError("no cell has succeeded on the ranks yet, so there is nothing to export")
 
 
 def _check_own(file: Path) -> None:
     if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
-        raise UsageError(f"{file} is there already, and %dist_export has not written it; choose another name")
+        raise UsageError(f"{file} exists and was not written by %dist_export; choose another name")
 
 
 def _check_python(text: str, path: Path) -> None:
@@ -162,7 +162,7 @@ def _check_python(text: str, path: Path) -> None:
         compile(text, str(path), "exec")
     except SyntaxError as error:
         line = text.splitlines()[(error.lineno or 1) - 1].strip()
-        raise UsageError(f"together the cells are no Python: {error.msg}: {line}") from None
+        raise UsageError(f"the cells together are not valid Python: {error.msg}: {line}") from None
 
 
 def frame_of(launch: Launch) -> Frame:
@@ -191,7 +191,7 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
-            (interrupted, "were interrupted; the script runs them to their end"),
+            (interrupted, "were interrupted; the script runs them to completion"),
         )
         if which
     ]

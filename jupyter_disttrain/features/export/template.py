@@ -40,7 +40,7 @@ local_rank, local_world_size = hvd.local_rank(), hvd.local_size()
 node_rank = hvd.cross_rank()"""
 
 # Rank 0 opens a store on a free port, and broadcasts its address. Horovod names a broadcast after the type of the
-# object, which the other ranks don't have, so without an explicit name they would wait for ever.
+# object, which the other ranks don't have, so without an explicit name they would wait forever.
 _STORE = """\
 store = dist.TCPStore(socket.gethostname(), 0, world_size, True, wait_for_workers=False) if rank == 0 else None
 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = {broadcast}
@@ -65,7 +65,7 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), {values!r}), 
 _LOG_METRICS = '''
 
 def log_metrics(step=None, **values):
-    """In the notebook these were drawn; call your own logger here."""
+    """The notebook plotted these values; call your own logger here."""
 '''
 
 # Names that the script adds, besides those that every rank has: cells may set ``rank`` and ``dist``.
@@ -184,7 +184,7 @@ class Frame:
         if self.backend != "none":
             return _COPY.format(by="dist", exchange="dist.broadcast_object_list(values, src=source)")
         if launch != "mpi":
-            raise UsageError("without torch a script can copy from rank to rank by MPI only; export with --mpi")
+            raise UsageError("without torch a script can copy between ranks only with MPI; export with --mpi")
         return _COPY.format(by="comm", exchange="values = comm.bcast(values, root=source)")
 
     def _group(self, launch: str) -> str:

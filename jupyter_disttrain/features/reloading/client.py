@@ -152,7 +152,7 @@ def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
         raise UsageError(f"there is no {path} in {folder}, neither a file nor a module")
     whole = Path(os.path.normpath(folder / chosen))
     if not whole.is_relative_to(folder):
-        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so the ranks have no place for it")
+        raise UsageError(f"{whole} is not below the notebook's folder {folder}, so it can't be copied to the ranks")
     found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
     names = [each.relative_to(folder) for each in found]
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
@@ -217,7 +217,7 @@ def _result(
                 found[text] += (rank,)
     synced = Synced(reloaded=dict(reloaded), brought=brought, kept=dict(kept), removed=removed)
     if failed:
-        messages = [f"{text}; the module stays as it was on {label_ranks(ranks)}" for text, ranks in failed.items()]
+        messages = [f"{text}; the module is unchanged on {label_ranks(ranks)}" for text, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""
         raise CodeError("; ".join(messages) + also)
     return synced

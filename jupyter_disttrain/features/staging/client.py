@@ -82,14 +82,14 @@ class Staged:
         text = f"{self.name}: {size_text(self.size_bytes)} in {counted(self.files, 'file')}"
         nodes, seconds = f"on {counted(self.nodes, 'node')}", f"{self.seconds:.1f} s"
         if not self.copied_bytes:
-            text += f" {nodes}, all there already ({seconds})"
+            text += f" {nodes}, already complete ({seconds})"
         else:
             if self.copied_bytes != self.size_bytes:
                 text += f", of which {size_text(self.copied_bytes)} were missing"
             rate = size_text(self.copied_bytes / max(self.seconds, 0.001))
             read = "read once" if self.read_bytes == self.size_bytes else f"{size_text(self.read_bytes)} read, once"
             text += f", {nodes} in {seconds} ({rate}/s); {read}, on {self.read_on}"
-        shared = [f"{host} sees the folder of {other}, which was written once" for host, other in self.shared.items()]
+        shared = [f"{host} shares the folder of {other}, which was written once" for host, other in self.shared.items()]
         return "\n".join([text, *shared, *self._where()])
 
     def _where(self) -> list[str]:
@@ -266,7 +266,7 @@ def _get_ready(
     if not is_seen and not Path(where).exists():
         hosts = ", ".join(dict.fromkeys([*(launch.table[rank].info.host for rank in first), socket.gethostname()]))
         raise StageError(
-            f"{where} is not there on {hosts}; put it on a file system that a node sees, or name an address that "
+            f"{where} does not exist on {hosts}; put it on a file system that a node can read, or use an address that "
             "fsspec reads, such as s3://bucket/folder"
         )
     return [Place(*ready[rank]["place"]) for rank in order], is_seen
@@ -293,8 +293,8 @@ def _result(
     ended = next((report["ended"] for report in reports.values() if report["ended"]), "")
     if ended:
         raise StageError(
-            f"{without_secrets(where)} is not on every node: {ended}; complete files stay, and the next call copies "
-            "the others"
+            f"{without_secrets(where)} was not copied to every node: {ended}; complete files are kept, and the "
+            "next call copies the others"
         )
     infos = {rank: launch.table[rank].info for rank in ranks}
     paths = {infos[rank].node_rank: report["path"] for rank, report in reports.items()}

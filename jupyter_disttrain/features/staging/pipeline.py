@@ -227,8 +227,8 @@ class PipelineNode:
         here, after = self._chain[self._at : self._at + 2]
         if not links.is_reached and now > self._deadline:
             raise StageError(
-                f"{here.host} did not reach {after.host} at {after.url} within {GREET_SECONDS:g} s; open the ports "
-                "between the nodes for each other, or name the network that is open with --interface"
+                f"{here.host} could not connect to {after.host} at {after.url} within {GREET_SECONDS:g} s; open the "
+                "ports between the nodes, or name the network that is open with --interface"
             )
         if links.cut_at is not None and now > links.cut_at + CUT_SECONDS:
             raise StageError(f"the connection from {here.host} to {after.label} was cut; stage it again")

@@ -53,7 +53,7 @@ class SourceFile(NamedTuple):
         """Read the fields; a name that leads out of the data set's folder is refused."""
         file = cls(*fields)
         if ".." in PurePosixPath(file.name).parts or file.name.startswith("/"):
-            raise StageError(f"{file.name!r} can't be the name of a file in a data set: it leads out of its folder")
+            raise StageError(f"{file.name!r} is outside of the data set's folder")
         return file
 
 
@@ -125,7 +125,7 @@ class Source:
             if name and not any(map(_is_control, PurePosixPath(name).parent.parts))
         ]
         if not files:
-            raise _trouble(f"{self._where} holds no file")
+            raise _trouble(f"{self._where} contains no files")
         return [SourceFile("./"), *files]
 
     def read(self, file: SourceFile) -> Iterator[memoryview]:
@@ -236,9 +236,9 @@ def _of_path(path: Path, name: str) -> SourceFile:
     except FileNotFoundError:
         if not path.is_symlink():
             raise
-        raise StageError(f"{path} is a link to {path.readlink()}, which is not there; fix or remove it") from None
+        raise StageError(f"{path} is a link to {path.readlink()}, which does not exist; fix or remove it") from None
     if not stat.S_ISREG(status.st_mode):
-        raise StageError(f"{path} is no file that could be copied; take it out of the data set")
+        raise StageError(f"{path} is not a regular file and can't be copied; remove it from the data set")
     mode = status.st_mode & 0o777  # a copy that others can run must not run as the user who copied it
     return SourceFile(name=name, size_bytes=status.st_size, version=str(status.st_mtime_ns), mode=mode)
 

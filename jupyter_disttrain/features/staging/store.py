@@ -183,7 +183,7 @@ class Store:
         if missing > free:
             raise StageError(
                 f"the disk of {self._host} is too small: {self.path.parent} has {free / 1e9:.2f} GB free, and "
-                f"{missing / 1e9:.2f} GB are to be copied; free some there, or name another disk with --to"
+                f"{missing / 1e9:.2f} GB are to be copied; free disk space there, or name another disk with --to"
             )
 
     # Writing, one file after the other
@@ -249,6 +249,6 @@ class Store:
         if error.errno not in _FULL:
             return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")
         return StageError(
-            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free some there, or name "
-            "another disk with --to; complete files stay, and the next %dist_stage copies the others"
+            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free disk space there, "
+            "another disk with --to; complete files are kept, and the next %dist_stage copies the others"
         )

@@ -44,7 +44,7 @@ def path_for(source: str, to: str | None, host: str) -> Path:
     # By name too, where this node does not see the source: it would see it from then on.
     if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
         raise StageError(
-            f"{path} on {host} would be inside of {source}, which is to be copied; name another folder with --to"
+            f"{path} on {host} would be inside {source}, the data set to copy; name another folder with --to"
         )
     return path
 

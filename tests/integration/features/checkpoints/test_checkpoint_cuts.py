@@ -194,5 +194,5 @@ def test_shutdown_reports_what_it_cancels(bare_notebook: Notebook, tmp_path: Pat
     bare_notebook.run(f"%dist_save --async {tmp_path}/run value").check()
     bare_notebook.run("%%distributed --noblock -r 1\nimport time\nwhile True: time.sleep(0.01)").check()
     cancellations_reported = bare_notebook.run("%dist_shutdown").check().text
-    assert "rank 1 not idle: a checkpoint that is being written beside the cells is cut off" in cancellations_reported
+    assert "rank 1 not idle: a checkpoint that is being written in the background is aborted" in cancellations_reported
     assert "ranks 0-1 ended" in cancellations_reported

@@ -97,7 +97,7 @@ def test_script_gives_exactly_the_same_losses(cluster: Cluster, tmp_path: Path, 
 
 def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
-    with pytest.raises(UsageError, match="no cell has ended well on the ranks yet"):
+    with pytest.raises(UsageError, match="no cell has succeeded on the ranks yet"):
         cluster.scripts.export(tmp_path / "empty.py")
     ids = ["a", "b", "a", "c", "d"]
     codes = ["x = 1", "y = x", "x = 2", "raise ValueError(x)", "while True: pass"]
@@ -122,7 +122,7 @@ def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Clust
     assert exported.notes == (
         "cells [4] failed or still run, and are left out",
         "cells [1] ran again later: only the last run is in the script, in the place of the first",
-        "cells [5] were interrupted; the script runs them to their end",
+        "cells [5] were interrupted; the script runs them to completion",
     )
     assert "x = 1" in cluster.scripts.export(tmp_path / "all.py", every_run=True).script.read_text()
 
@@ -150,7 +150,7 @@ def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) ->
     torchless.run("x = 1")
     torchless.scripts.export(tmp_path / "it.py")
     torchless.run("y = table.sum()")
-    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too much to be kept"):
+    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too large for the export"):
         torchless.scripts.export(tmp_path / "it.py")
 
 

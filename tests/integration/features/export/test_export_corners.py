@@ -97,12 +97,12 @@ def test_user_files_are_not_overwritten(torchless: Cluster, tmp_path: Path) -> N
     for _ in range(2):
         torchless.scripts.export(tmp_path / "it.py")
     (tmp_path / "mine.sh").write_text("echo mine")
-    with pytest.raises(UsageError, match=r"mine\.sh is there already, and %dist_export has not written it"):
+    with pytest.raises(UsageError, match=r"mine\.sh exists and was not written by %dist_export"):
         torchless.scripts.export(tmp_path / "mine.py")
-    with pytest.raises(UsageError, match=r"is what the file is called that launches the script; write e\.g\. same\.py"):
+    with pytest.raises(UsageError, match=r"is the name of the file that launches the script; choose e\.g\. same\.py"):
         torchless.scripts.export(tmp_path / "same.sh")
     torchless.run("global x; x = 2")
-    with pytest.raises(UsageError, match=r"together the cells are no Python: name 'x' is .* global"):
+    with pytest.raises(UsageError, match=r"the cells together are not valid Python: name 'x' is .* global"):
         torchless.scripts.export(tmp_path / "it.py")
 
 
@@ -112,7 +112,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
     values = tmp_path / "it's_values.pkl"
     values.write_bytes(pickle.dumps("mine"))
-    with pytest.raises(UsageError, match=r"it's_values\.pkl is there already, and %dist_export has not written it"):
+    with pytest.raises(UsageError, match=r"it's_values\.pkl exists and was not written by %dist_export"):
         cluster.scripts.export(tmp_path / "it's.py")
     assert list(tmp_path.iterdir()) == [values]
     values.unlink()
@@ -122,7 +122,7 @@ def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, 
     elsewhere.mkdir()
     assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
     (tmp_path / "folder.sh").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.sh is there already"):
+    with pytest.raises(UsageError, match=r"folder\.sh exists"):
         cluster.scripts.export(tmp_path / "folder.py")
 
 
@@ -162,7 +162,7 @@ def test_copy_without_torch_uses_mpi(tmp_path: Path) -> None:
         cluster.run("x = rank")
         cluster.copy(["x"], 1, [0])
         cluster.run("print(f'rank {rank} {x}\\n', end='', flush=True)")
-        with pytest.raises(UsageError, match="can copy from rank to rank by MPI only; export with --mpi"):
+        with pytest.raises(UsageError, match="can copy between ranks only with MPI; export with --mpi"):
             cluster.scripts.export(tmp_path / "it.py")
         exported = cluster.scripts.export(tmp_path / "it.py", "mpi")
     assert launched(exported.command, tmp_path) == ["rank 0 1", "rank 1 1"]

@@ -83,7 +83,9 @@ def test_data_on_the_notebook_machine_is_sent_from_there_over_ssh_if_needed(brea
         assert staged.read_bytes == len("small")
         assert staged.read_on.endswith(f"the notebook's machine, and sent through ssh to {breakable.address('node1')}")
         os.mkfifo(source / "pipe")
-        with pytest.raises(StageError, match=rf"not on every node: {socket.gethostname()}: .*/pipe is no file that"):
+        with pytest.raises(
+            StageError, match=rf"not copied to every node: {socket.gethostname()}: .*/pipe is not a regular file"
+        ):
             nodes.staging.stage(source, to)
     finally:
         shutil.rmtree(source)
@@ -138,7 +140,7 @@ def test_closed_port_between_nodes_is_named(
         return ready
 
     monkeypatch.setattr(client, "_get_ready", closed)
-    where = f"node1 did not reach node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
+    where = f"node1 could not connect to node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
     with pytest.raises(RankFailure, match=where) as caught:
         nodes.staging.stage(data, breakable.local_disk)
     assert len(caught.value.failures) == 1
@@ -177,7 +179,7 @@ class on_event:  # noqa: N801  (it reads as a word)
 
 
 def test_invalid_sources_are_reported(torchless: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"nothing is not there on .*; put it on a file system that a node sees"):
+    with pytest.raises(StageError, match=r"nothing does not exist on .*; put it on a file system that a node can read"):
         torchless.staging.stage(tmp_path / "nothing")
     with pytest.raises(RankFailure, match="s3://bucket/x can't be read by the ranks' Python; run: pip install s3fs"):
         torchless.staging.stage("s3://bucket/x", tmp_path)
@@ -193,4 +195,4 @@ def test_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path) ->
     assert outcome.lines[1:] == [f"{tmp_path}/local/data"]
     assert notebook.run("%%rank 1\nprint(where)").check().lines == [f"{tmp_path}/local/data"]
     again = notebook.run(f"%dist_stage {data} --to {tmp_path}/local").check()
-    assert again.lines[0].startswith("data: 3.1 MB in 3 files on 1 node, all there already")
+    assert again.lines[0].startswith("data: 3.1 MB in 3 files on 1 node, already complete")
