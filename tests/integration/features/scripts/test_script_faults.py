@@ -220,7 +220,7 @@ def test_missing_working_directory_is_reported_without_further_effect(cluster: C
             run = cluster.scripts.run(script)
             assert run.stdout == {0: "1\n", 1: "1\n"}
             why = "can't be entered any more (No such file or directory)"
-            output = f"the working directory {folder / 'sub'} {why}: it is {folder} now\n"
+            output = f"the working directory {folder / 'sub'} {why}; changed to {folder}\n"
             assert all(text.count(output) == 1 for text in run.stderr.values())
             assert all(text.count("Full.flush() failed: OSError: no space") == 2 for text in run.stderr.values())
             assert cluster.run(STATE).results == expected
