@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import socket
 import stat
@@ -29,6 +30,8 @@ from ..rank_sessions import end_abandoned, remove_unheld
 BROUGHT_METRICS = "metrics"
 KEPT_RUNS = 20  # number of log folders to keep; the oldest are removed first
 LONGEST_TEMPORARY = 70  # characters of the temporary folder's path: the path of a Unix socket may have 107
+_MADE = "%Y%m%d-%H%M%S"  # the start of the name of a folder of logs
+_RUN = re.compile(r"\d{8}-\d{6}-.+-\d+-\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Folders:
         local = _make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
         profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
         runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
-        run = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id}"
+        run = runs / f"{time.strftime(_MADE)}-{cluster_id}"
         try:
             top, data = Path(jupyter_runtime_dir()), Path(jupyter_data_dir())
             for folder in (profile, profile / "security", profile / "log", profile / "pid", profile / "startup"):
@@ -182,14 +185,14 @@ def _make_local(cluster_id: str) -> Path:
 
 
 def _prune(runs: Path, profiles: Path, keep: int) -> None:
-    """Remove old logs, except those of running clusters.
+    """Remove old logs, except those of running clusters and folders that are not ours.
 
     A notebook with another JUPYTER_RUNTIME_DIR may share the folder of logs; its clusters are known by their process.
     """
     running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
-    folders = sorted((folder for folder in runs.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
+    folders = sorted(folder for folder in runs.iterdir() if folder.is_dir() and _RUN.match(folder.name))
     for folder in folders[:-keep]:
-        made_s = time.mktime(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
+        made_s = time.mktime(time.strptime(folder.name[:15], _MADE))
         if folder.name.endswith(running) or _owner_runs(folder.name, made_s):
             continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too

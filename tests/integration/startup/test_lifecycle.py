@@ -21,6 +21,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError
+from jupyter_disttrain.launchers import folders
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.notebook.views.status_text import status_text
 from jupyter_disttrain.process_table import runs
@@ -232,7 +233,9 @@ def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> Non
     start(bare_notebook, f"-n 1 {FAST} --launcher local")
 
 
-def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(plain: Cluster) -> None:
+def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(
+    plain: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(cluster_id: str, age_s: float) -> Path:
         folder = Path("/dev/shm") / f"disttrain-{cluster_id}"
         folder.mkdir(mode=0o700)
@@ -244,8 +247,10 @@ def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(plain: Clus
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     stale = make(f"stale-{ended.pid}-abcdef", age_s=3600)
-    young = make(f"young-{ended.pid}-abcdef", age_s=0)
-    ours = make(f"ours-{os.getpid()}-abcdef", age_s=3600)
+    young = make(f"young-{ended.pid}-abcdef", age_s=-3600)
+    reused = make(f"reused-{os.getpid()}-abcdef", age_s=10**6)  # of a process that had the pid of this one
+    ours = make(f"ours-{os.getpid()}-abcdef", age_s=1)
+    monkeypatch.setattr(folders, "FOLDERS_STALE_SECONDS", 0.0)
     persistent = make(f"kept-{ended.pid}-abcdef", age_s=3600)
     try:
         with socket.socket(socket.AF_UNIX) as controller:
@@ -253,9 +258,10 @@ def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(plain: Clus
             controller.listen()
             os.utime(persistent, (0, 0))
             plain.reset()
-            assert [folder.exists() for folder in (stale, young, ours, persistent)] == [False, True, True, True]
+            left = [folder.exists() for folder in (stale, young, reused, ours, persistent)]
+            assert left == [False, True, False, True, True]
     finally:
-        for folder in (stale, young, ours, persistent):
+        for folder in (stale, young, reused, ours, persistent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
