@@ -123,8 +123,8 @@ class _Body:
     def _push(self, entry: Pushed, names: Sequence[str], at: int, world_size: int) -> None:
         if entry.pickled is None:
             raise UsageError(
-                f"{', '.join(names)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too large for the export; "
-                "save them to a file, load that in a %%distributed cell, then export again"
+                f"{', '.join(names)}: {entry.size_bytes / 2**20:.0f} MiB were pushed, which is too large for the "
+                "export; save them to a file, load that in a %%distributed cell, then export again"
             )
         values = load_value(entry.pickled, entry.buffers)
         lines = []
