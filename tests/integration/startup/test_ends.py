@@ -56,7 +56,8 @@ def test_kernel_is_killed_while_ranks_start(after: str) -> None:
 
 def test_files_written_at_shutdown_are_not_there_before(plain: Cluster) -> None:
     files = {path.name.partition("-")[0] for path in (plain._session.launch.folders.profile / "security").iterdir()}
-    assert files == {"ipcontroller"}  # the connection files, which the controller writes once
+    # The connection files, which the controller writes once, and the environment for ranks that are started later.
+    assert files == {"ipcontroller", "environment.json"}
 
 
 def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
