@@ -150,7 +150,7 @@ def test_unsupported_values_are_reported(cluster: Cluster, tmp_path: Path) -> No
     with pytest.raises(RankFailure, match="no model that is saved has all the parameters that loose steps"):
         cluster.checkpoints.save(tmp_path, ["loose"])
     cluster.checkpoints.save(tmp_path, ["value"])
-    with pytest.raises(RankFailure, match="has no 'other'; there is value"):
+    with pytest.raises(RankFailure, match="has no 'other'; it has value"):
         cluster.checkpoints.load(tmp_path, ["other"])
     with pytest.raises(UsageError, match="name the variables to save"):
         cluster.checkpoints.save(tmp_path, [])
