@@ -63,7 +63,7 @@ def test_effects_of_magics_are_reported(cluster: Cluster, tmp_path: Path, monkey
         "%dist_load run is not in the script: write it in Python",
         "%dist_run other.py is not in the script: write it in Python",
     )
-    assert "# %dist_load run stood here" in exported.script.read_text()
+    assert "# %dist_load run was here" in exported.script.read_text()
 
 
 @pytest.mark.parametrize(
