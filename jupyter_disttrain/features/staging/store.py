@@ -249,6 +249,6 @@ class Store:
         if error.errno not in _FULL:
             return StageError(f"{self._host} can't write {where}: {error.strerror}; name another folder with --to")
         return StageError(
-            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free disk space there, "
+            f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free disk space there, or name "
             "another disk with --to; complete files are kept, and the next %dist_stage copies the others"
         )
