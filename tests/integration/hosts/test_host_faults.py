@@ -107,7 +107,7 @@ def test_hosts_lost_under_mpi_are_named_with_advice(breakable: Lab) -> None:
         breakable.kill("node3")
         with pytest.raises(RankFailure, match=r"node2") as caught:
             run.wait()
-        helps = (
+        helps = re.escape(
             "an MPI job does not survive the loss of a host (node2, node3); run %dist_shutdown, then %dist_init "
             "--hosts node1:1, or use --launcher ssh"
         )
