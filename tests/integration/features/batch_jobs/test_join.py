@@ -201,7 +201,7 @@ def test_obstacles_between_ranks_and_notebook_are_reported(
     first = start_process(jobs, file, 0, 2)
     first.wait_for_file(file)
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
-    with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json came within 2\.5 s"):
+    with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json connected within 2\.5 s"):
         Cluster.attach(str(file))
     lost = start_process(jobs, file.with_name("other.json"), 1, 2, "--join-timeout", "0.3", log="lost.log")
     assert lost.end() == 1
