@@ -79,12 +79,13 @@ class ClusterMagics(ClusterUsingMagics):
         args = parse("dist_status", line)
         there = [cluster for cluster in self.clusters.open.values() if not cluster.closed]
         chosen = there if there and not args.name else [self.clusters.require(args)]
+        notes = [note for cluster in chosen for note in cluster.take_notes()]  # first: the table is as new as they are
         if args.text or not self.clusters.views.has_page:
             print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
         else:
             for cluster in chosen:
                 self.clusters.views.show(cluster)
-        if notes := [note for cluster in chosen for note in cluster.take_notes()]:
+        if notes:
             print("\n".join(notes))  # noqa: T201
 
     @documented
