@@ -78,7 +78,7 @@ export function addToolbarKeys(toolbar: HTMLElement): void {
   });
   onArrowKeys(toolbar, step => {
     const buttons = enabled();
-    const at = buttons.findIndex(each => each === document.activeElement);
+    const at = buttons.findIndex(each => each.tabIndex === 0);
     buttons.at((at + step) % buttons.length)?.focus();
   });
 }

@@ -93,6 +93,7 @@ def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: d
     )
     error = interrupted(three, "if rank: dist.barrier()\nelse:\n    while True: pass", {1, 2})
     assert not [note for note in error.notes if "Too many open files" in note], "the next attempt succeeds"
+    assert set(three.run("Group._prove is prove").results.values()) == {True}, "the first attempt failed"
     assert is_intact(three, pids)
 
 

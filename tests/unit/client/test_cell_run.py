@@ -131,12 +131,14 @@ def test_timeout_interrupts_ranks_although_no_thread_waits(monkeypatch: pytest.M
 
 
 def test_timeout_of_a_cell_that_has_ended_interrupts_nothing() -> None:
-    run = run_of((0,))
+    sent: list[object] = []
+    run = run_of((0,), lambda ranks, **_: sent.append(ranks))
     run.limit(1000.0)
     (thread,) = [each for each in threading.enumerate() if each.name == "disttrain cell timeout"]
     run.put(replied(0))
     thread.join()
     assert run.wait().timed_out is False
+    assert sent == []
 
 
 def test_wait_after_a_timeout_waits_and_a_second_timeout_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:

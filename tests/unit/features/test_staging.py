@@ -24,7 +24,7 @@ def test_each_node_gets_missing_files_and_the_source_is_read_once(data: Path, tm
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
     assert [files(node / "data") for node in nodes] == [files(data)] * 3
     assert [relay.read_bytes for relay in relays] == [3 * MIB + 10, 0, 0]
-    assert [path.name for path in (nodes[0] / ".data.disttrain-stage").iterdir()] == ["files.jsonl", "lock"]
+    assert sorted(path.name for path in (nodes[0] / ".data.disttrain-stage").iterdir()) == ["files.jsonl", "lock"]
 
     (nodes[1] / "data" / "small").unlink()
     (nodes[2] / "data" / "deep" / "large").unlink()
@@ -95,12 +95,29 @@ def test_copy_without_the_last_file_keeps_the_others(
 
     monkeypatch.setattr(chain.stores[2], "write", fail_late)
     assert "no more" in str(chain.run()[2].fault)
-    assert [path.name for path in (tmp_path / "b" / ".data.disttrain-stage").iterdir()] == ["files.jsonl", "lock"]
+    assert sorted(path.name for path in (tmp_path / "b" / ".data.disttrain-stage").iterdir()) == ["files.jsonl", "lock"]
     relays = Chain(data, nodes).run()
     assert [(relay.fault, relay.ended) for relay in relays] == [(None, "")] * 3
     assert relays[2].report()["copied_bytes"] == 3 * MIB + 5 + 5
     assert [files(tmp_path / node / "data") for node in ("a", "b")] == [files(data)] * 2
     assert [relay.report()["copied_bytes"] for relay in Chain(data, [tmp_path / "b"], verify=True).run()] == [0]
+
+
+def test_slow_final_write_of_one_node_does_not_delay_the_next(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(data, [None, tmp_path / "a", tmp_path / "b"])
+    write, next_is_done = chain.stores[1].write, list[bool]()
+
+    def write_late(at: int, hashed: str, block: bytes) -> None:
+        if hashed and len(block) == 5:  # of the last file
+            next_is_done.append(chain.relays[2].done.wait(30))
+        write(at, hashed, block)
+
+    monkeypatch.setattr(chain.stores[1], "write", write_late)
+    assert [relay.fault for relay in chain.run()] == [None] * 3
+    assert next_is_done
+    assert all(next_is_done)
 
 
 def test_symlinks_unusual_names_and_permissions_are_copied(data: Path, tmp_path: Path) -> None:

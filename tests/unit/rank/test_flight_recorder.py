@@ -97,7 +97,7 @@ def test_only_the_wait_for_an_async_collective_counts_as_one() -> None:
             time.sleep(0.001)
         second.allreduce([torch.ones(1)]).wait()
 
-    other = threading.Thread(target=join_once_awaited)
+    other = threading.Thread(target=join_once_awaited, daemon=True)
     other.start()
     work.wait()
     other.join()

@@ -30,7 +30,7 @@ def test_job_that_cannot_start_reports_why_and_leaves_nothing(
         monkeypatch.setenv(variable, value)
     if trouble == "ports":
         monkeypatch.setattr(join, "choose_ports", _no_ports)
-        message = r"has no free ports for a controller at 127\.0\.0\.1: all are taken; choose another network with"
+        message = r"has no free ports for a controller at 127\.0\.0\.1: all are taken; choose .* with --interface"
     elif trouble == "controller":
         monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a privileged port
         monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
