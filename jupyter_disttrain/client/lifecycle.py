@@ -188,12 +188,14 @@ class Lifecycle:
     def shutdown(self, reason: str = "was shut down") -> None:
         """End every process of the cluster, whose later calls get the reason; a second call does nothing."""
         session = self.session
-        if session.is_closed or self._pid != os.getpid():  # a forked child must not end its parent's ranks
+        if self._pid != os.getpid():  # a forked child must not end its parent's ranks
             return
-        self._close()
         with session.restarting:
+            if session.is_closed:
+                return
             state = session.launch.state
             state.closed_because = reason
+            self._close()
             try:
                 self._end_ranks(f"the cluster {session.config.name!r} {reason} while the cell ran; {START}")
             except Exception as error:
@@ -212,10 +214,16 @@ class Lifecycle:
 
     def leave(self, because: str) -> None:
         """Close the cluster in this process and leave its ranks running."""
-        self._close()
         with self.session.restarting:
+            self._close()
             self.session.stop_watching()
             self.session.launch.leave(because)
+
+    def _leave_open(self, because: str) -> None:
+        """Leave the ranks, unless the cluster was closed meanwhile for another reason."""
+        with self.session.restarting:
+            if not self.session.is_closed:
+                self.leave(because)
 
     def _close(self) -> None:
         self.session.is_closed = True
@@ -229,7 +237,7 @@ class Lifecycle:
     def leave_because(self, reason: str) -> None:
         """End the wait for cells at once; leave the ranks, which are out of reach, on a thread of its own."""
         self.session.abandon_cells(reason)
-        self._in_background("leave", self.leave, f"is unreachable: {reason}")
+        self._in_background("leave", self._leave_open, f"is unreachable: {reason}")
 
     def interrupt_in_background(self) -> None:
         """Interrupt the running cells on a thread of its own."""
@@ -246,6 +254,7 @@ class Lifecycle:
                 call(*args)
             except Exception as error:  # noqa: BLE001  (any error must reach the user)
                 if not self.session.is_closed:
+                    self.session.supervisor.on_end_failed()
                     self.session.supervisor.note(f"{what} failed: {error_text(error)}")
 
         threading.Thread(target=run, name=f"disttrain {what}").start()

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..config.rank_selection import parse_ranks
-from ..errors import UsageError
+from ..errors import ClusterClosedError, UsageError
 from ..features.telemetry.client import Telemetry
 from ..protocol.requests import Interrupt
 from ..protocol.states import RankState
-from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
+from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS, SETTLE_CHECK_SECONDS
 from ..sigint import held_interrupts
 from .cells.executor import Cells
 from .cells.history import Origin
@@ -161,15 +161,23 @@ class Session:
     ) -> CellRun:
         """Run code on ranks as an IPython cell; see :meth:`jupyter_disttrain.Cluster.run`."""
         self.settle()
-        chosen = parse_ranks(ranks, len(self.launch.table))
+        launch = self.launch
+        chosen = parse_ranks(ranks, len(launch.table))
         # An interrupt that a nanny delivers late would hit this cell.
         wait([future for entry, future in self._interrupts if entry.state != RankState.DEAD], CLUSTER_NANNY_SECONDS)
         self._interrupts.clear()
         self.mark_used()
-        with held_interrupts():
-            restore_group(self.launch, chosen, self.supervisor.form)
-            with self.restarting:  # else ranks could be ended between the check and the sending
+        with held_interrupts() as held:
+            restore_group(launch, chosen, self.supervisor.form)
+            while not self.restarting.acquire(timeout=SETTLE_CHECK_SECONDS):  # the ranks are being ended
+                if held.waiting:
+                    raise KeyboardInterrupt
+            try:  # under the lock, or ranks could be ended between the check and the sending
                 self.launch.check_open()
+                if self.launch is not launch:
+                    raise ClusterClosedError(
+                        f"the cluster {self.config.name!r} was reset before the cell ran; run it again"
+                    )
                 run = self.open_cells.send(
                     code,
                     chosen,
@@ -178,6 +186,8 @@ class Session:
                     listener=listener,
                     origin=origin or Origin(),
                 )
+            finally:
+                self.restarting.release()
             if timeout_s is not None:
                 run.limit(timeout_s)
             return run.wait() if block else run

@@ -31,7 +31,7 @@ BROUGHT_METRICS = "metrics"
 KEPT_RUNS = 20  # number of log folders to keep; the oldest are removed first
 LONGEST_TEMPORARY = 70  # characters of the temporary folder's path: the path of a Unix socket may have 107
 _MADE = "%Y%m%d-%H%M%S"  # the start of the name of a folder of logs
-_RUN = re.compile(r"\d{8}-\d{6}-.+-\d+-\w+")
+_RUN = re.compile(r"\d{8}-\d{6}-.+-\d+-[0-9a-f]{6}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def _prune(runs: Path, profiles: Path, keep: int) -> None:
     A notebook with another JUPYTER_RUNTIME_DIR may share the folder of logs; its clusters are known by their process.
     """
     running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
-    folders = sorted(folder for folder in runs.iterdir() if folder.is_dir() and _RUN.match(folder.name))
+    folders = sorted(folder for folder in runs.iterdir() if folder.is_dir() and _RUN.fullmatch(folder.name))
     for folder in folders[:-keep]:
         made_s = time.mktime(time.strptime(folder.name[:15], _MADE))
         if folder.name.endswith(running) or _owner_runs(folder.name, made_s):

@@ -386,6 +386,8 @@ class CellRun:
     def _wait_for_event(self) -> list[Event]:
         """Return the first event in the queue; wait a moment for it, or less if an interrupt is due before."""
         pause = 0.05 if self._listener is not None else 0.5
+        if self.done or self._abandoned is not None:
+            pause = 0.0  # the event that says so may have been read already
         if self._held.waiting:
             pause = max(0.0, min(pause, self._next_interrupt - time.monotonic()))
         if self._gives_up_at is not None:
@@ -435,6 +437,7 @@ class CellRun:
             if not running:
                 return
             self.given_up, self.ended_s = set(running), time.time()
+            self._limit_ends.set()
         self._end()
         raise error(running)
 

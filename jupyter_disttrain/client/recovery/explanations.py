@@ -75,7 +75,9 @@ def _goes_on(file: str, cluster_id: str) -> bool:
 
 def error_text(error: BaseException) -> str:
     """Return an error's message, with its type's name unless it is one of this package."""
-    return str(error) if isinstance(error, DisttrainError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, DisttrainError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def stuck_remedy(config: ClusterConfig, ranks: Collection[int], *, mpi_heals: bool) -> str:

@@ -136,6 +136,7 @@ class Recovery:
         self._is_stuck_forming = False
         self._form_failures = 0
         self._is_ending = False
+        self._has_end_failed = False
         self._next_check = 0.0
 
     def change(self, rules: Rules) -> None:
@@ -189,6 +190,10 @@ class Recovery:
         self._is_stuck_forming = self._is_forming  # the other ranks wait for it
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
+
+    def on_end_failed(self) -> None:
+        """Record that a reset or stop, if one was begun after a death, has failed; it is not tried again."""
+        self._has_end_failed = self._is_ending
 
     def on_ending(self, rank: int) -> None:
         """Record that a rank's process is being ended: no action is taken on it until it has ended."""
@@ -294,7 +299,7 @@ class Recovery:
     def after_death(self) -> str:
         """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
         policy = self.rules.on_rank_death
-        if policy != "replace" and (self._is_ending or self.given_up):
+        if policy != "replace" and not self._has_end_failed and (self._is_ending or self.given_up):
             what = "all ranks are started again, with fresh variables" if policy == "reset" else "the cluster ends"
             return f"{what} (--on-rank-death {policy})"
         return "" if self.survivor is None else "the other ranks keep their variables"
@@ -320,7 +325,7 @@ class Recovery:
 
     def _follows(self, member: Member) -> bool:
         """Whether an action follows the rank's death: a new process, or what the user chose instead."""
-        return self._may_replace(member) or self.rules.on_rank_death != "replace"
+        return self._may_replace(member) or (self.rules.on_rank_death != "replace" and not self._has_end_failed)
 
     def _may_replace(self, member: Member) -> bool:
         return member.asked or (self.rules.on_rank_death == "replace" and member.deaths <= REPLACE_LIMIT)

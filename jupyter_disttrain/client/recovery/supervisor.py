@@ -103,6 +103,10 @@ class Supervisor:
         """Record that the user has requested a new process for a rank."""
         self._apply(lambda state, _now: state.on_asked(rank))
 
+    def on_end_failed(self) -> None:
+        """Record that a reset or stop, if one was begun after a death, has failed: the ranks stay as they are."""
+        self._apply(lambda state, _now: state.on_end_failed())
+
     def change(self, rules: Rules) -> None:
         """Apply other rules from now on."""
         self._apply(lambda state, _now: state.change(rules))

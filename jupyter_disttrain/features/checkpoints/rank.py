@@ -56,7 +56,7 @@ class Checkpoints:
         kinds = self._kinds(names)
         own = {name: _pickled(name, there[name], kind) for name, kind in kinds.items() if kind in (STATE, VALUE)}
         own[RANDOM] = _pickled(RANDOM, _random_states(), VALUE)
-        state = {**self._states(kinds), OWN: {str(rank): own}}
+        state = {**self._states(kinds, self._models(kinds, names)), OWN: {str(rank): own}}
         folder = Path(_from_rank_0(lambda: begin(Path(path), session, tag), Path(path)))
         if not folder.exists():
             raise CheckpointError(
@@ -111,7 +111,8 @@ class Checkpoints:
         if has_saved and not names:
             own[RANDOM] = b""
         saved_by = str(rank if has_saved else 0)
-        state: dict[str, Any] = {**self._states(kinds), OWN: {saved_by: own}}
+        models = self._models(kinds, list(about["names"]))
+        state: dict[str, Any] = {**self._states(kinds, models), OWN: {saved_by: own}}
         reader = FileSystemReader(folder)
         if not trust_owner:
             reader.fs = _OwnFiles()
@@ -119,7 +120,7 @@ class Checkpoints:
             load(state, storage_reader=reader)
         except CheckpointException as error:
             raise CheckpointError(f"the checkpoint can't be loaded: {reason_of(error, folder)}") from None
-        self._put(kinds, state, state[OWN][saved_by])
+        self._put(kinds, models, state, state[OWN][saved_by])
         if rank == 0:
             print(f"loaded {folder}: {', '.join(kinds)}")  # noqa: T201
 
@@ -150,17 +151,31 @@ class Checkpoints:
         """
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         stepped = set(map(id, parameters))
-        for model in (self._namespace()[other] for other in names):
+        for model in map(self._namespace().get, names):
             if isinstance(model, torch.nn.Module) and stepped <= set(map(id, model.parameters())):
                 return model
         if any(hasattr(each, "placements") for each in parameters):
             raise CheckpointError(
                 f"no model that is saved has all the parameters that {name} steps, of which each rank holds a part; "
-                "save the model with it, and make one optimizer for each model"
+                "save the model with it, and create one optimizer for each model"
             )
         return None
 
-    def _states(self, kinds: Mapping[str, str]) -> dict[str, Any]:
+    def _models(self, kinds: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
+        """Return for each optimizer that shares its state over ranks the model among ``names`` that it steps."""
+        models = {
+            name: self._model_of(name, self._namespace()[name], names)
+            for name, kind in kinds.items()
+            if kind == OPTIMIZER
+        }
+        for name, model in models.items():
+            if model is None:
+                raise CheckpointError(
+                    f"no variable of the checkpoint is the model whose parameters {name} steps; create both first"
+                )
+        return models
+
+    def _states(self, kinds: Mapping[str, str], models: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state dicts of models and optimizers, which are saved or filled."""
         there = self._namespace()
         found: dict[str, Any] = {}
@@ -169,19 +184,19 @@ class Checkpoints:
                 found[name] = states.get_model_state_dict(there[name])
             elif kind == OPTIMIZER:
                 with _without_gradients(there[name]):
-                    model = self._model_of(name, there[name], list(kinds))
-                    found[name] = states.get_optimizer_state_dict(model, there[name], options=FLAT)
+                    found[name] = states.get_optimizer_state_dict(models[name], there[name], options=FLAT)
         return found
 
-    def _put(self, kinds: Mapping[str, str], state: Mapping[str, Any], own: Mapping[str, bytes]) -> None:
+    def _put(
+        self, kinds: Mapping[str, str], models: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[str, bytes]
+    ) -> None:
         """Fill models, optimizers and other objects with a state dict, and set the other variables."""
         there = self._namespace()
         for name, kind in kinds.items():
             if kind == MODEL:
                 states.set_model_state_dict(there[name], state[name])
             elif kind == OPTIMIZER:
-                model = self._model_of(name, there[name], list(kinds))
-                states.set_optimizer_state_dict(model, there[name], state[name], options=FLAT)
+                states.set_optimizer_state_dict(models[name], there[name], state[name], options=FLAT)
             elif kind == STATE:
                 there[name].load_state_dict(_unpickled(name, own[name]))
             else:

@@ -9,6 +9,7 @@ A version is written under a temporary name and renamed once all of it is on the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -29,6 +30,7 @@ ABOUT = "disttrain.json"  # lists the content of a version
 SAVING = ".saving-"
 _LEFT = re.compile(r"\.saving-.+\.[0-9a-f]{8}(\.\d+)?")  # being written, or an old version being removed
 _OF_WRITER = re.compile(r"inline_container|PytorchStreamWriter|unexpected pos|File cannot be opened")
+_FULL = errno.ENOSPC, errno.EDQUOT
 _NUMBER = re.compile(r"[0-9]{6,}")
 
 
@@ -51,15 +53,23 @@ def reason_of(error: BaseException, folder: Path) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     # torch's own writer raises a RuntimeError in place of the system's error.
-    if isinstance(error, OSError) or _OF_WRITER.search(str(error)):
-        there = next(each for each in (folder, *folder.parents) if each.is_dir())
-        why = getattr(error, "strerror", None) or "torch could not write a file"
-        usage, mebi = shutil.disk_usage(there), 2**20
+    if getattr(error, "errno", None) in _FULL or _OF_WRITER.search(str(error)):
         return (
-            f"{why}: {there} on {socket.gethostname()}, {usage.free / mebi:.1f} of {usage.total / mebi:.1f} MiB free; "
-            "free disk space, or name another folder; versions that were saved before are unchanged"
+            f"{getattr(error, 'strerror', None) or 'torch could not write a file'}: {_usage(folder)}; free disk space, "
+            "or name another folder; versions that were saved before are unchanged"
         )
+    if isinstance(error, OSError):
+        return f"{error.strerror}: {error.filename or folder} on {socket.gethostname()}"
     return f"{type(error).__name__}: {error}"
+
+
+def _usage(folder: Path) -> str:
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.is_dir())
+        usage, mebi = shutil.disk_usage(there), 2**20
+    except OSError as error:  # the file system is gone
+        return f"{folder} on {socket.gethostname()} ({error.strerror})"
+    return f"{there} on {socket.gethostname()}, {usage.free / mebi:.1f} of {usage.total / mebi:.1f} MiB free"
 
 
 def begin(root: Path, session: str, tag: str) -> Path:

@@ -115,7 +115,7 @@ def _without_magic(node: ast.Call, place: str) -> str:
     if method == "run_cell_magic" and name == "time" and not texts[0].strip():
         return _to_python(texts[1], place).rstrip("\n")
     if method == "run_line_magic" and name in _OF_NOTEBOOKS:
-        return f"pass  # %{name} {texts[0]}"
+        return f"None  # %{name} {texts[0]}"  # also valid as a value
     raise UsageError(f"{place}: {_MAGICS[method]}{name} means nothing in a script; write it in Python or leave it out")
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ...rank.kernel.tracebacks import is_of_user
+from ...rank.process_group.object_replacement import thaw
 from ..scripts.modules import is_own
 from .imports import imported
 
@@ -158,9 +159,12 @@ def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str
     Path(cache_from_source(str(module.__file__))).unlink(missing_ok=True)
     kept: dict[str, None] = {}
 
+    def is_of_module(value: Any) -> bool:
+        return bool(value.__module__ == module.__name__)
+
     def fits(old: Any, new: Any) -> bool:
         """Whether a function can take the other's code; if not, the class gets the other function."""
-        if not (isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__module__ == module.__name__):
+        if not (isinstance(old, FunctionType) and isinstance(new, FunctionType) and is_of_module(old)):
             return False
         return len(old.__code__.co_freevars) == len(new.__code__.co_freevars)
 
@@ -172,9 +176,21 @@ def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str
                 except TypeError as error:
                     kept[f"{old.__module__}.{old.__qualname__} ({error})"] = None
 
-    rules = [rule for rule in autoreload.UPDATE_RULES if rule[1] is not autoreload.update_function]
-    rules.insert(0, (fits, autoreload.update_function))
+    # IPython's own rules would also change what the module only uses, such as the class torch.optim.SGD that one of its
+    # attributes was set to. A class gets the new object for whatever no rule applies to.
+    rules = [
+        (fits, autoreload.update_function),
+        (
+            lambda old, new: isinstance(old, type) and isinstance(new, type) and is_of_module(old),
+            autoreload.update_class,
+        ),
+        (
+            lambda old, new: fits(getattr(old, "__func__", None), getattr(new, "__func__", None)),
+            lambda old, new: autoreload.update_function(old.__func__, new.__func__),
+        ),
+    ]
     before = dict(module.__dict__)
+    thaw()  # gc.get_referrers does not search objects that were frozen
     try:
         with patch.multiple(autoreload, UPDATE_RULES=rules, update_instances=move_objects):
             autoreload.superreload(module, old_objects=old_objects)
@@ -182,8 +198,16 @@ def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str
         module.__dict__.clear()
         module.__dict__.update(before)
         raise
+    _keep_submodules(before, module)
     _rebind(before, module, [variables, *map(vars, _own().values())])
     return list(kept)
+
+
+def _keep_submodules(before: Mapping[str, Any], module: ModuleType) -> None:
+    """Set the submodules of a reloaded package in it, as Python does so only when it imports them."""
+    for name, value in before.items():
+        if value is sys.modules.get(f"{module.__name__}.{name}"):
+            module.__dict__.setdefault(name, value)
 
 
 def _rebind(before: Mapping[str, Any], module: ModuleType, namespaces: Iterable[dict[str, Any]]) -> None:

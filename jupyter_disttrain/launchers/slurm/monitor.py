@@ -49,12 +49,13 @@ class Watcher:
 
     def standing(self, now_s: float) -> list[str]:
         """Return the notices that hold now; see :meth:`look` for ``now_s``."""
-        if self._is_over or self._ran is None:
+        ran = self._ran  # another thread sets it
+        if self._is_over or ran is None:
             return []
         texts = [
             self._lost_text,
-            preempt_text(self._ran, now_s) if self._warned_of_preemption and self._ran.preempt_s is not None else "",
-            time_text(self._ran, now_s) if self._warned_s is not None and self._ran.end_s is not None else "",
+            preempt_text(ran, now_s) if self._warned_of_preemption and ran.preempt_s is not None else "",
+            time_text(ran, now_s) if self._warned_s is not None and ran.end_s is not None else "",
             self._silence_text if self._reported_silence else "",
         ]
         return [text for text in texts if text]

@@ -157,7 +157,8 @@ class RankKernel(IPythonParallelKernel):
             # wait forever.
             self._ignore_sigint()
             self._cell = None
-            reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
+            trace = traceback.format_exc().encode(errors="backslashreplace").decode()
+            reply = error_reply(error) | {"traceback": trace.splitlines()}
             group = "none" if self._request_handler.group is None else "broken"  # how many collectives ran is unknown
             self._reply(stream, ident, parent, reply, {"quiet": True, "group": group})
 

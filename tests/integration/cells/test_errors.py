@@ -257,4 +257,6 @@ def test_fault_around_a_cell_is_reported_with_its_rank(light: Cluster, base: str
         light.run("descriptors.restore = fail", 1)
     (failure,) = caught.value.failures
     assert (failure.ename, failure.ranks, failure.hosts) == ("Odd", (1,), (HOST,))
+    with pytest.raises(RankFailure, match=r"OSError: \\udfff"):
+        light.run("def fail(): raise OSError('\\udfff')\ndescriptors.restore = fail", 1)
     assert light.run("del descriptors.restore\nrank", 1).results == {1: 1}

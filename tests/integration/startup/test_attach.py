@@ -278,7 +278,7 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
 def test_cluster_with_an_owner_cannot_be_attached() -> None:
     with pytest.raises(UsageError, match=f"is held by process {os.getpid()}, which still runs"):
         Cluster.attach("light")
-    with pytest.raises(UsageError, match="no cluster 'nowhere' runs"):
+    with pytest.raises(UsageError, match="no cluster 'nowhere' is running"):
         Cluster.attach("nowhere")
 
 

@@ -15,7 +15,7 @@ from jupyter_disttrain.client.cells.cell_run import CellRun
 from jupyter_disttrain.client.cells.events import Event, Printed, Replied
 from jupyter_disttrain.client.cells.executor import Cells
 from jupyter_disttrain.client.startup.rank_table import RankEntry
-from jupyter_disttrain.errors import CellTimeoutError, UsageError
+from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, UsageError
 from jupyter_disttrain.protocol.requests import Pull
 from jupyter_disttrain.protocol.states import RankState
 
@@ -71,6 +71,26 @@ def test_interrupt_while_an_event_is_handled_keeps_no_cell_from_ending() -> None
     with pytest.raises(KeyboardInterrupt):
         run.wait()
     assert run.done
+
+
+class UnpausedQueue(queue.SimpleQueue):  # type: ignore[type-arg]
+    """A queue that nothing waits for."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        assert not block or timeout == 0.0
+        return super().get(block, timeout)
+
+
+def test_wait_for_a_cell_that_has_ended_or_was_abandoned_does_not_pause() -> None:
+    ended, abandoned = run_of((0,)), run_of((0,))
+    ended.put(replied(0))
+    ended.wait()
+    abandoned.abandon("was detached")
+    for run in (ended, abandoned):
+        run._events = UnpausedQueue()
+    assert ended.wait() is ended
+    with pytest.raises(ClusterClosedError, match="was detached"):
+        abandoned.wait()
 
 
 class Recorder:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.client import attach
+from jupyter_disttrain.client import attach, session
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.protocol.messages import Asked
@@ -160,3 +160,22 @@ def test_refused_reset_of_the_side_panel_is_noted(
     lifecycle.reset_because("it was requested in the side panel")
     join_background()
     assert lifecycle.session.supervisor.take_notes() == ["reset failed: the ranks of a job"]
+
+
+def test_cell_is_not_sent_to_the_ranks_of_a_reset_that_came_meanwhile(
+    started: Callable[..., Lifecycle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle = started()
+    monkeypatch.setattr(session, "restore_group", lambda *_: lifecycle.reset())
+    with pytest.raises(ClusterClosedError, match="was reset before the cell ran; run it again"):
+        lifecycle.session.run("1")
+
+
+def test_reason_of_the_first_end_is_kept(started: Callable[..., Lifecycle]) -> None:
+    lifecycle = started()
+    lifecycle.shutdown("has lost its nodes")
+    lifecycle.leave_because("no reply")
+    join_background()
+    lifecycle.shutdown()
+    with pytest.raises(ClusterClosedError, match="has lost its nodes"):
+        lifecycle.reset()

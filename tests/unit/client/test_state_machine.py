@@ -323,3 +323,14 @@ def test_ranks_not_seen_waiting_are_released_for_a_few_seconds_only() -> None:
     assert Do.RELEASE in actions(state, 100.0)
     state.on_inspected(0, 200.0, 0.0)  # it does wait
     assert Do.RELEASE in actions(state, 200.0)
+
+
+def test_failed_reset_leaves_the_other_ranks_usable() -> None:
+    state = Recovery(2, Rules(on_rank_death="reset"))
+    state.on_death(1, 0.0)
+    assert [action.do for action in state.actions(0.0)] == [Do.RESET]
+    assert not state.settled
+    state.on_end_failed()
+    assert state.settled
+    assert state.after_death == "the other ranks keep their variables"
+    assert state.actions(1.0) == []

@@ -43,7 +43,8 @@ def test_code_that_needs_ipython_is_refused_with_its_line(code: str, message: st
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("%matplotlib inline\nif 1:\n    %time a = -5", "pass  # %matplotlib inline\nif 1:\n    a = -5"),
+        ("%matplotlib inline\nif 1:\n    %time a = -5", "None  # %matplotlib inline\nif 1:\n    a = -5"),
+        ("kinds = %matplotlib --list", "kinds = None  # %matplotlib --list"),
         ("%%time\nif 1:\n    %time a = '%who'\nb = '''\n %who'''", "if 1:\n    a = '%who'\nb = '''\n %who'''"),
         ("import os; os.system('%who')", "import os; os.system('%who')"),
         ("from __future__ import annotations; y = 3", "pass; y = 3"),

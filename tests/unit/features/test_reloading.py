@@ -136,3 +136,36 @@ def test_ranks_that_write_one_file_use_different_temporary_files(folder: Path, m
         LocalModules().write(str(folder), ["own.py"], [b"ours"])
     assert len(set(written)) == 3
     assert [path.name for path in folder.iterdir()] == ["own.py"]
+
+
+PACKAGE = """
+import foreign
+class Base:
+    @classmethod
+    def make(cls): return cls()
+class Config(Base):
+    optimizer = foreign.{optimizer}
+    @classmethod
+    def make(cls): return {made}
+"""
+
+
+def test_classes_that_a_module_only_uses_and_its_submodules_stay(
+    edit: Callable[..., None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit("any")
+    monkeypatch.delitem(sys.modules, "pack", raising=False)
+    (folder / "foreign.py").write_text("class SGD:\n    lr = 1\nclass Adam:\n    lr = 2\n")
+    (folder / "pack").mkdir()
+    (folder / "pack" / "sub.py").touch()
+    code = folder / "pack" / "__init__.py"
+    code.write_text(PACKAGE.format(optimizer="SGD", made="cls()"))
+    modules, cells = LocalModules(), dict[str, Any]()
+    exec("import foreign, pack.sub\nfrom pack import Config\nused = foreign.SGD()", cells)
+    code.write_text(PACKAGE.format(optimizer="Adam", made="super().make()"))
+    assert modules.reload(cells) == {"reloaded": ["pack"], "failed": {}, "kept": []}
+    foreign, config = cells["foreign"], cells["Config"]
+    assert (foreign.SGD.lr, type(cells["used"])) == (1, foreign.SGD)
+    assert config.optimizer is foreign.Adam
+    assert isinstance(config.make(), config)
+    assert cells["pack"].sub is sys.modules["pack.sub"]

@@ -126,7 +126,8 @@ def test_old_logs_are_removed_except_those_of_running_notebooks(tmp_path: Path) 
     names = [f"21000101-00000{number}-default-{2**22 + number}-aaaaaa" for number in range(5)]
     own = f"{time.strftime('%Y%m%d-%H%M%S')}-default-{os.getpid()}-aaaaaa"  # whose folders are elsewhere
     ended = f"20260101-000000-default-{os.getpid()}-aaaaaa"  # of a process that had this one's pid
-    for folder in (*(runs / name for name in (*names, own, ended, "notes")), profiles / "default-4194305-aaaaaa"):
+    foreign = "notes", f"{ended}.backup"
+    for folder in (*(runs / name for name in (*names, own, ended, *foreign)), profiles / "default-4194305-aaaaaa"):
         folder.mkdir(parents=True)
     folders._prune(runs, profiles, keep=2)
-    assert {folder.name for folder in runs.iterdir()} == {own, names[1], *names[-2:], "notes"}
+    assert {folder.name for folder in runs.iterdir()} == {own, names[1], *names[-2:], *foreign}

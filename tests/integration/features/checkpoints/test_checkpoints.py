@@ -167,3 +167,25 @@ def test_magics(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("%%distributed\nsaved = None").check()
     assert notebook.run(f"%dist_load {tmp_path}/run").check().lines == [f"rank 0 │ loaded {tmp_path}/run/000001: saved"]
     assert notebook.run("%%distributed\nprint(saved)").check().lines == ["rank 0 │ 1", "rank 1 │ 2"]
+
+
+def test_optimizer_is_loaded_with_a_value_before_it_and_alone(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(
+        "first, model = 1, torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+        "model(torch.ones(1, 2)).sum().backward(); optimizer.step()\n"
+        "def momentum(): return optimizer.state[model.bias]['momentum_buffer'].tolist()\n"
+        "saved = momentum()"
+    )
+    cluster.checkpoints.save(tmp_path, ["first", "model", "optimizer"])
+    for names in ([], ["optimizer"]):
+        cluster.run(
+            "globals().pop('first', None)\nfor each in optimizer.state.values(): each['momentum_buffer'].zero_()"
+        )
+        cluster.checkpoints.load(tmp_path, names)
+        assert cluster.run("momentum() == saved").results == {0: True, 1: True}, names
+    cluster.run("model = None")
+    with pytest.raises(
+        RankFailure, match="no variable of the checkpoint is the model whose parameters optimizer steps"
+    ):
+        cluster.checkpoints.load(tmp_path, ["optimizer"])
