@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ...protocol.messages import CellFailure
 from ...protocol.ranks import label_ranks
-from .death_causes import death_lines, root_line
 from .events import Died, Event, OutputEnded, Replied
 from .failure_merging import RANK_DIED, merge_failures
+from .last_output import death_lines, root_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

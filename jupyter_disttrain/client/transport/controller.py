@@ -40,7 +40,7 @@ from ...protocol.connection_file import remove_own
 from ...protocol.controller_args import RANK_ENDED
 from ...protocol.messages import USED_TOPIC
 from ...protocol.time_limits import RANK_CHECK_MS
-from .rank_watch import RankWatch, has_connection
+from .orphan_check import OrphanCheck, has_connection
 
 
 class DisttrainController(IPController):
@@ -94,8 +94,8 @@ class DisttrainController(IPController):
         if self.owner_pid:
             threading.Thread(target=self._follow_owner, name="follow owner", daemon=True).start()
         if self.follow_ranks:
-            self._ranks = RankWatch()
-            signal.signal(RANK_ENDED, lambda *_: self._ranks.note_end(time.monotonic()))
+            self._orphan_check = OrphanCheck()
+            signal.signal(RANK_ENDED, lambda *_: self._orphan_check.note_end(time.monotonic()))
             self._rank_check = PeriodicCallback(self._check_ranks, RANK_CHECK_MS)
             self.loop.add_callback(self._rank_check.start)
         if self.idle_timeout:
@@ -117,7 +117,7 @@ class DisttrainController(IPController):
     def _check_ranks(self) -> None:
         known = bool(self.hub.engines or self.hub.incoming_registrations)
         connected = has_connection(self.engine_ports)
-        if self._ranks.are_gone(known=known, connected=connected, now_s=time.monotonic()):
+        if self._orphan_check.are_gone(known=known, connected=connected, now_s=time.monotonic()):
             self._rank_check.stop()
             self._end()
 

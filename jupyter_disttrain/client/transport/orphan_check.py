@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...protocol.time_limits import CLOSED_SECONDS, RANK_WATCH_SILENT_SECONDS, UNANSWERED_SECONDS
+from ...protocol.time_limits import CLOSED_SECONDS, ORPHANED_SECONDS, UNANSWERED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,7 +22,7 @@ _TABLE = Path("/proc/self/net/tcp")
 _ESTABLISHED = "01"
 
 
-class RankWatch:
+class OrphanCheck:
     """Decide from repeated observations when all ranks that were present have left."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RankWatch:
         silent_s, apart_s = now_s - self._known_s, now_s - self._connected_s
         if not self._had_ranks:
             return False
-        return silent_s > RANK_WATCH_SILENT_SECONDS or apart_s > (UNANSWERED_SECONDS if known else CLOSED_SECONDS)
+        return silent_s > ORPHANED_SECONDS or apart_s > (UNANSWERED_SECONDS if known else CLOSED_SECONDS)
 
 
 def has_connection(ports: Collection[int], table: Path = _TABLE) -> bool:
