@@ -15,7 +15,6 @@ from ...support.process_tools import wait_until
 from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
@@ -91,7 +90,6 @@ shell.set_custom_exc((), None)
 """
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_error_is_known_whatever_shows_tracebacks(three: Cluster, handler: str) -> None:
     three.run(HANDLERS[handler])
@@ -185,12 +183,8 @@ def test_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster,
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("started_by", ["mpi", "local"])
-def test_lightning_exit_after_an_interrupt_ends_the_cell_and_not_the_rank(
-    started: Callable[[str], Cluster], tmp_path: Path, started_by: str
-) -> None:
+def test_lightning_exit_after_an_interrupt_ends_the_cell_and_not_the_rank(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    cluster = started(started_by)
     pids = cluster.run(f"""
 import os
 import lightning
@@ -380,7 +374,6 @@ def numbers():
 """
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize(
     "code",
     [
