@@ -54,12 +54,6 @@ def test_kernel_is_killed_while_ranks_start(after: str) -> None:
         assert wait_until(lambda: nothing_is_left_of(cluster_id)), processes_of_cluster(cluster_id)
 
 
-def test_files_written_at_shutdown_are_not_there_before(plain: Cluster) -> None:
-    files = {path.name.partition("-")[0] for path in (plain._session.launch.folders.profile / "security").iterdir()}
-    # The connection files, which the controller writes once, and the environment for ranks that are started later.
-    assert files == {"ipcontroller", "environment.json"}
-
-
 def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before, shelves_before = folders(), shelves()
     interrupt_start(monkeypatch)

@@ -143,7 +143,9 @@ def test_shared_memory_of_a_killed_rank_is_removed(torchless: Cluster) -> None:
     os.kill(killed.info.pid, signal.SIGKILL)
     assert wait_until(lambda: not any(path.exists() for path in paths)), paths
     assert killed.pid_gone.wait(60), "a cell sent earlier fails because of the death"
-    assert torchless.run("rank").results == {0: 0, 1: 1}
+    run = torchless.run("rank")
+    assert run.results == {0: 0, 1: 1}
+    assert [note for note in run.notes if note.startswith("rank 1 was replaced")]
 
 
 STARTS = """
