@@ -55,9 +55,8 @@ def torchless() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def shared_notebook() -> Iterator[Notebook]:
-    """A kernel with the extension loaded and two ranks; tests use ``notebook``."""
+    """A kernel with two ranks; tests use ``notebook``."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain")
         notebook.run("%dist_init -n 2").check()
         yield notebook
 
@@ -101,9 +100,8 @@ def notebook(shared_notebook: Notebook) -> Notebook:
 
 @pytest.fixture
 def bare_notebook() -> Iterator[Notebook]:
-    """A kernel of this test's own, with the extension loaded and no ranks."""
+    """A kernel of this test's own, without ranks."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         yield notebook
 
 

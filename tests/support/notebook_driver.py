@@ -80,7 +80,7 @@ class Outcome:
 
 
 class Notebook:
-    """A kernel and its notebook."""
+    """A kernel that has loaded the extension, and its notebook."""
 
     def __init__(self, **kernel_options: Any) -> None:
         self._manager = KernelManager(kernel_name="python3")
@@ -88,6 +88,7 @@ class Notebook:
         self.client = self._manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self.run("%load_ext jupyter_disttrain").check()
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +117,18 @@ class Notebook:
         The manager's own method leaves an event loop behind in every thread that calls it.
         """
         os.killpg(os.getpgid(self.pid), signal.SIGINT)
+
+    def interrupt_at(self, *texts: str) -> Callable[[dict[str, Any], Outcome], None]:
+        """Return an ``on_message`` that interrupts the cell once after each of these texts has appeared in it."""
+        found: set[str] = set()
+
+        def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+            for text in texts:
+                if text not in found and text in outcome.text:
+                    found.add(text)
+                    self.interrupt()
+
+        return on_message
 
     def run(
         self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None

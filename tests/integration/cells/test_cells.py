@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
+from ...support.recovery_tools import HOST
+
 if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook, Outcome
-
-HOST = socket.gethostname()
 
 
 def run(notebook: Notebook, *lines: str) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,14 +12,12 @@ from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 
 from ...support.notebook_driver import Notebook, Outcome, execute_notebook, plain
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import failure_of
+from ...support.recovery_tools import HOST, failure_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
-
-HOST = socket.gethostname()
 
 
 # Which failures, where
@@ -108,7 +105,11 @@ def test_death_is_shown_while_others_still_run_and_until_the_rank_is_replaced(
 
 
 def test_run_all_stops_at_a_failed_cell() -> None:
-    cells = ["%load_ext jupyter_disttrain\n%dist_init -n 2 --backend none", "%%rank 1\n1 / 0", "print('not reached')"]
+    cells = [
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none",
+        "%%rank 1\n1 / 0",
+        "print('not reached')",
+    ]
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         execute_notebook(cells)
 
@@ -169,22 +170,11 @@ def test_exception_groups_and_causes_are_complete(cluster: Cluster) -> None:
 # Interrupts and timeouts
 
 
-def interrupt_when(text: str, notebook: Notebook) -> Any:
-    done: list[bool] = []
-
-    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
-        if text in outcome.text and not done:
-            done.append(True)
-            notebook.interrupt()
-
-    return on_message
-
-
 def test_twenty_interrupts_keep_every_variable_and_cell(notebook: Notebook) -> None:
     notebook.run("%%distributed\ncount = 0").check()
     for turn in range(20):
         code = "%%distributed\ncount += 1\nfor _ in print('round', count) or iter(int, 1): pass"  # in print, too
-        outcome = notebook.run(code, on_message=interrupt_when(f"ranks 0-1 │ round {turn + 1}", notebook), timeout=60)
+        outcome = notebook.run(code, on_message=notebook.interrupt_at(f"ranks 0-1 │ round {turn + 1}"), timeout=60)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: KeyboardInterrupt"
         after = notebook.run("%%distributed\nprint(count)").check()
         assert after.lines == [f"ranks 0-1 │ {turn + 1}"]
@@ -197,7 +187,7 @@ def test_interrupt_ends_a_sleep_and_a_child_process(notebook: Notebook) -> None:
         "__import__('os').system('sleep 1000'); __import__('time').sleep(1000)",
     ):
         source = f"%%distributed\nprint('go', flush=True); {code}"  # one line: it may also arrive during print
-        outcome = notebook.run(source, on_message=interrupt_when("ranks 0-1 │ go", notebook), timeout=60)
+        outcome = notebook.run(source, on_message=notebook.interrupt_at("ranks 0-1 │ go"), timeout=60)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 2: KeyboardInterrupt"
     notebook.run("%sync").check()
 

@@ -140,7 +140,6 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_full_disk_affects_only_the_log(full_disk: Path) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2 --launcher local --backend none").check()
         outcome = run(notebook, "if rank == 1:", "    for i in range(20_000): print('line', i)").check()
         shown = [line for line in outcome.lines if line.startswith("rank 1 │")]

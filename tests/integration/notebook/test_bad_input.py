@@ -18,11 +18,11 @@ from jupyter_disttrain.launchers import mpi
 from ...conftest import LAUNCHERS
 from ...support.leftovers import our_processes
 from ...support.notebook_driver import Notebook
+from ...support.recovery_tools import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HOST = socket.gethostname()
 NO_CLUSTER = "UsageError: no cluster is running; start one with %dist_init, e.g. %dist_init -n 2"
 
 
@@ -39,7 +39,6 @@ def refused(notebook: Notebook, source: str) -> str:
 def empty() -> Iterator[Notebook]:
     """A kernel without ranks."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         yield notebook
 
 
@@ -246,7 +245,6 @@ DIES = "import os, sys\nsys.stderr.write('first\\nno driver here\\n'); sys.stder
 
 def test_torch_that_is_missing_or_ends_the_rank_is_reported(tmp_path: Path) -> None:
     with Notebook(env={**os.environ, "PYTHONPATH": str(tmp_path)}) as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         for launcher in LAUNCHERS:
             start = f"%dist_init -n 2 --name broken --launcher {launcher}"
             (tmp_path / "torch.py").write_text(DIES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import re
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,12 @@ import psutil
 import pytest
 
 from ...support.process_tools import wait_until
+from ...support.recovery_tools import HOST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ...support.notebook_driver import Notebook
-
-HOST = socket.gethostname()
 
 
 def request(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:

@@ -271,7 +271,6 @@ def test_cluster_with_an_owner_cannot_be_attached_and_one_without_keep_cannot_be
 def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     first = Notebook()
-    first.run("%load_ext jupyter_disttrain").check()
     first.run("%dist_init -n 2 --keep --launcher local --backend none").check()
     first.run("%%distributed\nmine = rank + 5").check()
     first.run(f"%%distributed --noblock\n{COUNT.format(path=str(stop))}").check()
@@ -279,7 +278,6 @@ def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> No
     psutil.wait_procs([psutil.Process(first.pid)], timeout=60)
     first.close()
     with Notebook() as second:
-        second.run("%load_ext jupyter_disttrain").check()
         assert "the kept cluster 'default' still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
         second.run("%dist_shutdown").check()
         output = second.run("%dist_attach --noblock").check().text

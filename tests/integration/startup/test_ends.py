@@ -28,7 +28,6 @@ from ...support.process_tools import (
 @pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
 def test_everything_ends_with_the_kernel(how: str) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         cluster_id = start(notebook)
         notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
         if how == "exit":
@@ -43,7 +42,6 @@ def test_everything_ends_with_the_kernel(how: str) -> None:
 @pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
 def test_kernel_is_killed_while_ranks_start(after: str) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         before = folders()
         notebook.client.execute("%dist_init -n 2")
         assert wait_until(lambda: bool(folders() - before))

@@ -37,9 +37,7 @@ from ...support.process_tools import (
     start,
     wait_until,
 )
-
-HOST = socket.gethostname()
-
+from ...support.recovery_tools import HOST
 
 SHARED = "import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1"
 
@@ -171,7 +169,6 @@ def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
 
 def test_persistent_ranks_outlive_the_kernel() -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         cluster_id = start(notebook, f"-n 2 {FAST} --keep")
         pids = notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
         pids = notebook.run("print(*pids.values())").text.split()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from jupyter_disttrain.launchers.mpi import find_mpiexec
 
 from ...conftest import LAUNCHERS
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM
+from ...support.recovery_tools import HOST, SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +104,7 @@ def nanny(launcher: str) -> psutil.Process | None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_rank_killed_during_the_start_is_reported_at_once(launcher: str) -> None:
     text, seconds = start_and_kill(lambda: nanny(launcher), launcher)
-    assert f"a rank's process on {socket.gethostname()}" in text
+    assert f"a rank's process on {HOST}" in text
     assert "ended while starting, before it could report, probably by SIGKILL" in text
     assert seconds < 20  # and not when the start times out
 
@@ -124,7 +123,7 @@ def test_controller_killed_while_starting_is_reported_with_its_signal() -> None:
         return next(iter(running("jupyter_disttrain.client.transport.controller", "killed")), None)
 
     text, _ = start_and_kill(controller, "local")
-    assert text.startswith(f"while starting, the controller on {socket.gethostname()} was killed by SIGKILL")
+    assert text.startswith(f"while starting, the controller on {HOST} was killed by SIGKILL")
 
 
 def test_comm_reports_two_nannies_killed_at_once() -> None:
@@ -153,6 +152,6 @@ def test_too_little_shared_memory_is_named() -> None:
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if ended.returncode in (1, 3) and "Operation not permitted" in ended.stderr:
         pytest.skip("only root can mount a small /dev/shm")
-    assert f"Open MPI can't create its shared memory: /dev/shm on {socket.gethostname()} has 64 KiB" in ended.stdout
+    assert f"Open MPI can't create its shared memory: /dev/shm on {HOST} has 64 KiB" in ended.stdout
     assert "docker run --shm-size=1g" in ended.stdout
     assert "%dist_init --launcher local" in ended.stdout
