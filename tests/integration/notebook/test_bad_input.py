@@ -287,6 +287,7 @@ def test_invalid_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_python_api_reports_the_same_as_the_magics(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"^there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'$"):
         cluster.run("1", ranks=9)

@@ -86,6 +86,7 @@ def test_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_full_disk_is_named_and_the_previous_version_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
