@@ -63,10 +63,7 @@ def show_panel(page: Page) -> None:
 
 
 def shut_down(page: Page) -> None:
-    page.evaluate(
-        """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
-             .requestExecute({code: '%dist_shutdown --all'}).done"""
-    )
+    page.evaluate(EXECUTE, "%dist_shutdown --all")
 
 
 def set_theme(page: Page, name: str) -> None:

@@ -32,7 +32,7 @@ def active_row(page: Page) -> str:
 
 @pytest.mark.browser
 def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local")
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none")
     show_panel(page)
     start_ranks(page)
     rows = page.locator(f"{PANEL} .jdt-rank")
@@ -65,7 +65,7 @@ def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Calla
 def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
-    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", wait)
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none", wait)
     show_panel(page)
     start_ranks(page)
     page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
@@ -90,7 +90,7 @@ def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Pag
 @pytest.mark.browser
 def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
-        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none", "%dist_status", "%dist_shutdown"
     )
     start_ranks(page)
     run_cell(page, 1)

@@ -1,4 +1,4 @@
-"""The side panel when its connection is cut, shared or lost."""
+"""JupyterLab when ranks hang, the kernel is restarted, or the side panel's connection is cut, shared or lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end
 from ..support.join_tools import Job, start_process
-from .test_panel import PANEL, TRAIN, show_panel
+from .test_panel import PANEL, TRAIN, show_panel, shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def test_two_browsers_show_and_control_one_cluster(
 def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     open_notebook: Callable[..., Page], lab_server: LabServer
 ) -> None:
-    page = open_notebook(START, "%%distributed\nimport time\nwhile True: time.sleep(0.01)")
+    page = open_notebook(f"{START} --backend none", "%%distributed\nimport time\nwhile True: time.sleep(0.01)")
     show_panel(page)
     start_ranks(page)
     run_cell(page, 1)
@@ -116,7 +116,7 @@ def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
 ) -> None:
     job = start_process(jobs, file, 0, 1)
     job.wait_for_file(file)
-    page = open_notebook(f"%load_ext jupyter_disttrain\n%dist_attach {file}", START.splitlines()[1])
+    page = open_notebook(f"%load_ext jupyter_disttrain\n%dist_attach {file}", f"{START.splitlines()[1]} --backend none")
     show_panel(page)
     run_cell(page, 0)
     page.locator(f"{PANEL} .jdt-rank").wait_for()
@@ -133,3 +133,46 @@ def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
     page.locator(f"{PANEL} .jdt-rank").nth(1).wait_for()
     page.wait_for_selector(f"{RESET}:enabled")
     assert page.evaluate(command)
+
+
+HANGS = """%%distributed
+import time
+kept = rank * 11
+x = torch.ones(1000)
+if rank == 0:
+    dist.all_reduce(x)
+else:
+    time.sleep(1000)"""
+
+
+@pytest.mark.browser
+def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --hang-after 1 --keep --idle-timeout 600",
+        HANGS,
+        "%%distributed\ndist.all_reduce(x); kept",
+        "%load_ext jupyter_disttrain\n%dist_attach",
+        "%%distributed\nkept",
+    )
+    start_ranks(page)
+    run_cell(page, 1)
+    text = output(page, 1, "waiting for missing ranks")
+    assert "rank 0: waits in all_reduce number" in text
+    assert "at line 6: dist.all_reduce(x)" in text
+    assert "rank 1: in Python code at line 8: time.sleep(1000)" in text
+    take_picture(page, "hang")
+
+    page.locator('[data-command="notebook:interrupt-kernel"], [title^="Interrupt the kernel"]').first.click()
+    output(page, 1, "KeyboardInterrupt")
+    wait_for_end(page, 1)
+    take_picture(page, "stopped")
+    run_cell(page, 2)
+    assert "11" in output(page, 2, "rank 1")
+
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    run_cell(page, 3)
+    output(page, 3, "ranks 0-1 attached, with their variables")
+    run_cell(page, 4)
+    assert "11" in output(page, 4, "rank 1")
+    take_picture(page, "attached")
+    shut_down(page)
