@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,9 +204,7 @@ def test_failing_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_hanging_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mpi, "VERSION_SECONDS", 0.3)
     path = broken_mpiexec(monkeypatch, tmp_path, "sleep 1000")
-    start = time.monotonic()
     assert refuse_start() == f"{path} does not work: --version did not end within 0.3 s{BROKEN}"
-    assert time.monotonic() - start < 10
 
 
 def test_mpiexec_that_is_not_executable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -169,6 +169,10 @@ def test_all_ranks_restart_if_configured() -> None:
 
 def test_cluster_ends_if_configured() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="stop", name="stop") as cluster:
+        pid = cluster.table[1].info.pid
+        cluster.replace([1])  # at the user's request
+        assert cluster.table[1].info.pid != pid
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         with pytest.raises(RankFailure, match="RankDied"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert wait_until(lambda: cluster.closed)

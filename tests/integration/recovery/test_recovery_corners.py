@@ -95,26 +95,6 @@ def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: d
     assert is_intact(three, pids)
 
 
-def test_user_may_replace_a_rank_under_any_death_policy() -> None:
-    with Cluster(n=2, launcher="local", backend="none", on_rank_death="stop", name="asked") as cluster:
-        for _ in range(5):
-            pid = cluster.table[1].info.pid
-            cluster.replace([1])
-            assert cluster.table[1].info.pid != pid
-        assert cluster.run("rank").results == {0: 0, 1: 1}
-
-
-def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another(three: Cluster, pids: dict[int, int]) -> None:
-    waiting = three.run("x = torch.ones(1); dist.all_reduce(x); x.item()", 0, block=False)
-    assert wait_until(waits(waiting, {0}))
-    with pytest.raises(RankFailure, match="ZeroDivisionError"):
-        three.run("1 / 0", "1-2")
-    assert wait_until(lambda: (waiting._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > 2 * three.config.grace_s)
-    three.run("x = torch.ones(1); dist.all_reduce(x)", "1-2")
-    assert waiting.wait().results == {0: 3.0}
-    assert is_intact(three, pids)
-
-
 # Models
 
 
