@@ -262,6 +262,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
     [
         ("e = ValueError('x'); e.add_note(f'of {rank}'); raise e", ["ValueError: x", "of 0", "rank 1: note: of 1"]),
         ("raise ValueError(['cat', 'dog'][rank])", ["ValueError: cat", "rank 1: ValueError: dog"]),
+        ("raise ValueError(f'no data {rank}')", ["ValueError: no data 0", "rank 1: ValueError: no data 1"]),
         ("{}['ab'[rank]]", ["KeyError: 'a'", "rank 1: KeyError: 'b'"]),
         (
             "try: {}['ab'[rank]]\nexcept KeyError as error: raise ValueError('outer') from error",
@@ -276,7 +277,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
             ["rank 1: RuntimeError: … an end. Expected an end. Missing on 1: 0 1. See it. See it. See it. See it. …"],
         ),
     ],
-    ids=["notes", "words", "keys", "causes", "members", "long texts"],
+    ids=["notes", "words", "numbers", "keys", "causes", "members", "long texts"],
 )
 def test_errors_of_one_type_at_one_line_share_a_traceback(torchless: Cluster, code: str, rest: list[str]) -> None:
     lines = shown(failure_of(torchless, code))

@@ -32,16 +32,6 @@ def test_equal_failures_share_one_traceback(notebook: Notebook) -> None:
     assert "jupyter_disttrain" not in outcome.text
 
 
-def test_messages_that_differ_by_a_number_share_one_traceback(notebook: Notebook) -> None:
-    outcome = notebook.run("%%distributed\nx = 1\nraise ValueError(f'no data for rank {rank}')")
-    assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 3: ValueError: no data for rank 0"
-    assert outcome.text.count("----> 3 raise ValueError") == 1
-    assert outcome.text.splitlines()[-2:] == [
-        "ValueError: no data for rank 0",
-        "rank 1: ValueError: no data for rank 1",
-    ]
-
-
 def test_equal_errors_at_different_lines_are_separate(cluster: Cluster) -> None:
     error = failure_of(cluster, "if rank == 0: raise ValueError('1')\nraise ValueError('1')")
     assert sorted(failure.ranks for failure in error.failures) == [(0,), (1,)]
@@ -114,19 +104,10 @@ def test_run_all_stops_at_a_failed_cell() -> None:
         execute_notebook(cells)
 
 
-def test_error_in_a_function_of_another_cell_names_the_calling_line(cluster: Cluster) -> None:
-    cluster.run("def helper(x):\n    y = 1\n    z = 2\n    return inner(x)\ndef inner(x):\n    return 1 / x")
-    error = failure_of(cluster, "a = 1\nhelper(0)\nb = 2")
-    assert error.failures[0].where == f"ranks 0-1 ({HOST}), line 2"
-    error = failure_of(cluster, "def own():\n    return 1 / 0\nown()")
-    assert error.failures[0].line == 2
-
-
 @pytest.mark.parametrize(
     ("code", "headline"),
     [
         ("x = 1\ny = )", "line 2: SyntaxError: unmatched ')' ({file}, line 2)"),
-        ("x = 1\nraise SystemExit(3)", "line 2: SystemExit: 3"),
         ("raise KeyboardInterrupt", "line 1: KeyboardInterrupt"),
         ("assert rank > 5, 'small'", "line 1: AssertionError: small"),
     ],
@@ -189,6 +170,7 @@ def test_interrupt_ends_a_sleep_and_a_child_process(notebook: Notebook) -> None:
         source = f"%%distributed\nprint('go', flush=True); {code}"  # one line: it may also arrive during print
         outcome = notebook.run(source, on_message=notebook.interrupt_at("ranks 0-1 │ go"), timeout=60)
         assert outcome.error == f"RankFailure: ranks 0-1 ({HOST}), line 2: KeyboardInterrupt"
+        assert "subprocess.py" not in outcome.text
     notebook.run("%sync").check()
 
 

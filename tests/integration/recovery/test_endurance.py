@@ -152,21 +152,18 @@ def test_child_process_exits_as_in_a_script(torchless: Cluster) -> None:
     assert torchless.run(code, 0).results == {0: {-signal.SIGTERM}}
 
 
-def test_ranks_start_inside_a_job_that_numbers_jupyter_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PMIX_RANK", "0")  # as under srun
-    with Cluster(n=2, launcher="local", backend="none", name="job") as cluster:
-        assert cluster.run("rank").results == {0: 0, 1: 1}
-
-
-def test_ranks_start_with_a_python_built_for_an_old_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_start_inside_a_job_and_with_a_python_built_for_an_old_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMIX_RANK", "0")  # Jupyter's own number, as under srun
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "for module, name in (os, 'memfd_create'), (os, 'pidfd_open'), (signal, 'pidfd_send_signal'):\n"
         "    if hasattr(module, name): delattr(module, name)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
-    with Cluster(n=1, launcher="local", backend="none", name="old") as cluster:
-        assert cluster.run("import os; hasattr(os, 'pidfd_open')").results == {0: False}
+    with Cluster(n=2, launcher="local", backend="none", name="old") as cluster:
+        assert cluster.run("import os; rank, hasattr(os, 'pidfd_open')").results == {0: (0, False), 1: (1, False)}
 
 
 def test_logs_of_a_running_cluster_are_kept(torchless: Cluster) -> None:

@@ -158,16 +158,6 @@ def test_only_unresponsive_ranks_are_replaced(
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
-def test_interrupt_in_a_library_shows_only_the_cell(three: Cluster, pids: dict[int, int]) -> None:
-    code = "import subprocess\nsubprocess.run(['kill', '-INT', str(os.getpid())])\nsubprocess.run(['sleep', '100'])"
-    with pytest.raises(RankFailure, match="KeyboardInterrupt") as caught:
-        three.run(code)
-    (failure,) = caught.value.failures
-    assert failure.line in (2, 3)
-    assert "subprocess.py" not in "".join(failure.traceback)
-    assert is_intact(three, pids)
-
-
 STEP = """
 from torch.distributed.fsdp import fully_shard
 torch.manual_seed(0)
