@@ -15,6 +15,7 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInter
 
 from ...support.notebook_driver import Notebook
 from ...support.process_tools import (
+    FAST,
     folders,
     interrupt_start,
     nothing_is_left_of,
@@ -25,10 +26,12 @@ from ...support.process_tools import (
 )
 
 
-@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
-def test_everything_ends_with_the_kernel(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "launcher"), [("exit", "local"), ("restart now", "mpi"), ("SIGTERM", "local"), ("SIGKILL", "mpi")]
+)
+def test_everything_ends_with_the_kernel(how: str, launcher: str) -> None:
     with Notebook() as notebook:
-        cluster_id = start(notebook)
+        cluster_id = start(notebook, f"-n 2 {FAST} --launcher {launcher}")
         notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
         if how == "exit":
             notebook._manager.shutdown_kernel(now=False)
