@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook
 
 
-@pytest.fixture(params=["%%rank 0-1", "%dist_mode -e"])
+@pytest.fixture(params=["%%distributed", "%dist_mode -e"])
 def magic(request: pytest.FixtureRequest, notebook: Notebook) -> Iterator[str]:
     """The magic that runs a cell on the ranks, with its newline; empty where every cell runs there."""
     if request.param != "%dist_mode -e":
