@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ...support.notebook_driver import Notebook
 
-RULE = "-" * 75
-
 
 def shown(error: RankFailure) -> list[str]:
     """Return the lines that a notebook shows, without colours and the host name."""
