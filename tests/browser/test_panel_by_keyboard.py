@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.browser
+
 TABLE = f"{PANEL} [role=treegrid]"
 LIVE_REGION = f"{PANEL} .jdt-live-region"
 
@@ -30,7 +32,6 @@ def active_row(page: Page) -> str:
     )
 
 
-@pytest.mark.browser
 def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none")
     show_panel(page)
@@ -61,7 +62,6 @@ def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Calla
         assert f"- {role}" in snapshot, snapshot
 
 
-@pytest.mark.browser
 def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
@@ -87,7 +87,6 @@ def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Pag
     assert page.evaluate("() => window.announced") == ["the ranks run a cell", "no cell runs"]
 
 
-@pytest.mark.browser
 def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none", "%dist_status", "%dist_shutdown"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
+pytestmark = pytest.mark.browser
+
 RESET = f"{PANEL} .jdt-buttons button:text-is('Reset')"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local"
 LOSS = f"{PANEL} .jdt-plot[aria-label^='loss']"
@@ -31,7 +33,6 @@ def wait_until_loss_moves(page: Page) -> None:
     page.wait_for_function(MOVES, arg=[LOSS, page.locator(LOSS).get_attribute("aria-label")])
 
 
-@pytest.mark.browser
 def test_reconnected_websocket_restores_all_logged_values(page: Page, open_notebook: Callable[..., Page]) -> None:
     sockets: list[WebSocketRoute] = []
 
@@ -68,7 +69,6 @@ def other(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.browser
 def test_two_browsers_show_and_control_one_cluster(
     open_notebook: Callable[..., Page], other: Page, lab_server: LabServer
 ) -> None:
@@ -91,7 +91,6 @@ def test_two_browsers_show_and_control_one_cluster(
         each.locator(f"{PANEL} .jdt-empty").wait_for(state="visible")
 
 
-@pytest.mark.browser
 def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     open_notebook: Callable[..., Page], lab_server: LabServer
 ) -> None:
@@ -110,7 +109,6 @@ def test_cluster_whose_controller_vanishes_is_removed_from_the_panel(
     assert text.endswith("so all ranks end; %dist_reset starts them again")
 
 
-@pytest.mark.browser
 def test_ranks_of_a_job_cannot_be_reset_from_the_panel(
     open_notebook: Callable[..., Page], file: Path, jobs: list[Job]
 ) -> None:
@@ -145,7 +143,6 @@ else:
     time.sleep(1000)"""
 
 
-@pytest.mark.browser
 def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --hang-after 1 --keep --idle-timeout 600",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
+pytestmark = pytest.mark.browser
+
 START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local --backend none"
 PRINT = """%%distributed
 import sys
@@ -61,7 +63,6 @@ def visible_lines(area: Locator) -> list[str]:
     return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
 
 
-@pytest.mark.browser
 def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook(START, PRINT, COUNT)
     start_ranks(page, 3)
@@ -153,7 +154,6 @@ OLD = (
 )
 
 
-@pytest.mark.browser
 def test_tab_shows_exactly_the_output_of_its_rank(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(START.replace("-n 3", "-n 5"), SCATTERED, LONG)
     for index in range(3):
@@ -200,7 +200,6 @@ def test_tab_shows_exactly_the_output_of_its_rank(open_notebook: Callable[..., P
     take_picture(page, "scattered_long")
 
 
-@pytest.mark.browser
 def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
     data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
     write_notebook(lab_server.root / "old.ipynb", "1", outputs=[nbformat.v4.new_output("display_data", data)])
@@ -215,7 +214,6 @@ def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Pa
     assert visible_lines(area) == ["even", "a note for all"]
 
 
-@pytest.mark.browser
 def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
     with_torch = START.removesuffix(" --backend none")
     name = "in notebook 7.ipynb"
