@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-LAUNCHERS = ["mpi", "local"]  # a slow test that does not depend on the launcher names one, with indirect=True
+# A test that does not depend on the launcher names one, with indirect=True or in the conftest.py of its folder.
+LAUNCHERS = ["mpi", "local"]
 
 pytest_plugins = [
     "tests.support.leftovers",
