@@ -34,8 +34,6 @@ class Outcome:
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)
-    updates: int = 0  # messages that carried output
-    seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -145,8 +143,7 @@ class Notebook:
         """
         outcome = Outcome()
         displays: dict[str, list[dict[str, Any]]] = {}
-        start = time.monotonic()
-        deadline = start + timeout
+        deadline = time.monotonic() + timeout
         clear_next = False
         while True:
             try:
@@ -164,7 +161,6 @@ class Notebook:
         while reply["parent_header"].get("msg_id") != msg_id:
             reply = self.client.get_shell_msg(timeout=60)  # a cell on which an earlier test timed out
         outcome.reply = reply["content"]
-        outcome.seconds = time.monotonic() - start
         return outcome
 
 
@@ -182,7 +178,6 @@ def _take(
             outcome.outputs.clear()
         return bool(content["wait"])
     if kind in ("stream", "display_data", "execute_result", "error", "update_display_data"):
-        outcome.updates += 1
         if clear_next and kind != "update_display_data":
             outcome.outputs.clear()
             clear_next = False
