@@ -103,7 +103,7 @@ def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
     open_notebook: Callable[..., Page],
 ) -> None:
     page = open_notebook(
-        "%load_ext jupyter_disttrain\n%dist_init -n 2",
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local",
         TRAIN.format(options="--watch", steps=100_000),
         "%%distributed\nprint('whole', dist.get_world_size())",
     )

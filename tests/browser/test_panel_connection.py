@@ -33,7 +33,17 @@ def wait_until_loss_moves(page: Page) -> None:
     page.wait_for_function(MOVES, arg=[LOSS, page.locator(LOSS).get_attribute("aria-label")])
 
 
-def test_reconnected_websocket_restores_all_logged_values(page: Page, open_notebook: Callable[..., Page]) -> None:
+@pytest.fixture
+def other(browser: Browser) -> Iterator[Page]:
+    """A second browser with its own login."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def test_reconnected_websocket_and_a_second_browser_show_all_logged_values(
+    page: Page, other: Page, open_notebook: Callable[..., Page], lab_server: LabServer
+) -> None:
     sockets: list[WebSocketRoute] = []
 
     def pass_on(socket: WebSocketRoute) -> None:
@@ -44,7 +54,7 @@ def test_reconnected_websocket_restores_all_logged_values(page: Page, open_noteb
             socket.connect_to_server()
 
     page.route_web_socket("**/disttrain/api/live*", pass_on)
-    open_notebook(START, TRAIN.format(options="", steps=100_000))
+    open_notebook(START, TRAIN.format(options="", steps=100_000), "%%distributed\nprint('whole')")
     show_panel(page)
     start_ranks(page)
     run_cell(page, 1)
@@ -59,28 +69,13 @@ def test_reconnected_websocket_restores_all_logged_values(page: Page, open_noteb
     wait_until_loss_moves(page)
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
     wait_for_end(page, 1)
-
-
-@pytest.fixture
-def other(browser: Browser) -> Iterator[Page]:
-    """A second browser with its own login."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
-
-
-def test_two_browsers_show_and_control_one_cluster(
-    open_notebook: Callable[..., Page], other: Page, lab_server: LabServer
-) -> None:
-    page = open_notebook(START, TRAIN.format(options="", steps=100_000), "%%distributed\nprint('whole')")
-    start_ranks(page)
+    # A second browser controls the same cluster.
     run_cell(page, 1)
     other.goto(lab_server.link())
     other.wait_for_function("() => window.jupyterapp?.restored")
-    for each in (page, other):
-        show_panel(each)
-        each.locator(RUNNING).first.wait_for()
-        wait_until_loss_moves(each)
+    show_panel(other)
+    other.locator(RUNNING).first.wait_for()
+    wait_until_loss_moves(other)
     other.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
     wait_for_end(page, 1)
     run_cell(page, 2)
@@ -145,7 +140,7 @@ else:
 
 def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
-        "%load_ext jupyter_disttrain\n%dist_init -n 2 --hang-after 1 --keep --idle-timeout 600",
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --hang-after 1 --keep --idle-timeout 600",
         HANGS,
         "%%distributed\ndist.all_reduce(x); kept",
         "%load_ext jupyter_disttrain\n%dist_attach",
