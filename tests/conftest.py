@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-LAUNCHERS = ["mpi", "local"]  # a slow test that does not depend on the launcher names one, with indirect=True
+# A test that does not depend on the launcher names one, with indirect=True or in the conftest.py of its folder.
+LAUNCHERS = ["mpi", "local"]
 
 pytest_plugins = [
     "tests.support.leftovers",
@@ -55,9 +56,8 @@ def torchless() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def shared_notebook() -> Iterator[Notebook]:
-    """A kernel with the extension loaded and two ranks; tests use ``notebook``."""
+    """A kernel with two ranks; tests use ``notebook``."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain")
         notebook.run("%dist_init -n 2").check()
         yield notebook
 
@@ -101,9 +101,8 @@ def notebook(shared_notebook: Notebook) -> Notebook:
 
 @pytest.fixture
 def bare_notebook() -> Iterator[Notebook]:
-    """A kernel of this test's own, with the extension loaded and no ranks."""
+    """A kernel of this test's own, without ranks."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         yield notebook
 
 

@@ -113,10 +113,11 @@ def test_checkpoint_of_another_user_is_loaded_only_on_request(cluster: Cluster, 
 
 def test_files_of_a_cluster_are_readable_by_its_user_only(cluster: Cluster) -> None:
     folders = cluster._session.launch.folders
-    for top in (folders.profile, folders.local):
-        assert stat.S_IMODE(top.stat().st_mode) == 0o700
+    for top in (folders.profile, folders.profile / "security", folders.profile / "log", folders.run, folders.local):
+        assert stat.S_IMODE(top.stat().st_mode) == 0o700, top
     files = list((folders.profile / "security").iterdir())
-    assert folders.environment_file in files
+    assert {path.name.partition("-")[0] for path in files} == {"ipcontroller", folders.environment_file.name}
+    assert sorted(path.name[-11:] for path in files)[:2] == ["client.json", "engine.json"]
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         assert path == folders.environment_file or "key" in json.loads(path.read_text())

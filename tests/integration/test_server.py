@@ -283,8 +283,7 @@ def test_files_of_ended_clusters_and_of_other_versions_are_distinguished(server:
 
 def test_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
-        notebook.run("%dist_init -n 2 --launcher local --name busy").check()
+        notebook.run("%dist_init -n 2 --launcher local --backend none --name busy").check()
         cluster_id = server.cluster("busy")["id"]
         request = notebook.client.execute("%%distributed\nimport time; time.sleep(1000)")
         assert wait_until(lambda: server.states("busy") == ["running", "running"])
@@ -307,8 +306,7 @@ def test_busy_kernel_is_interrupted_and_ended_from_outside(server: Server) -> No
 
 def test_stopped_kernel_does_not_block(server: Server) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
-        notebook.run("%dist_init -n 2 --launcher local --name stopped").check()
+        notebook.run("%dist_init -n 2 --launcher local --backend none --name stopped").check()
         cluster_id = server.cluster("stopped")["id"]
         notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
         assert wait_until(lambda: server.states("stopped") == ["running", "running"])
@@ -323,7 +321,6 @@ def test_stopped_kernel_does_not_block(server: Server) -> None:
 
 def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         notebook.run("%dist_init -n 2 --launcher local --name orphan --keep").check()
         notebook.run("%%distributed --noblock\nif rank: import time; time.sleep(1000)\ndist.barrier()").check()
         os.kill(notebook.pid, signal.SIGKILL)

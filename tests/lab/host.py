@@ -47,15 +47,7 @@ class Listening:
 
 
 class Host:
-    """A host that runs until it is killed.
-
-    Parameters
-    ----------
-    place
-        The lab that it belongs to.
-    number
-        1 for ``node1``.
-    """
+    """A host that runs until it is killed; number 1 is ``node1``."""
 
     def __init__(self, place: Place, number: int) -> None:
         self.place = place
@@ -93,13 +85,7 @@ class Host:
             )
 
     def wait(self) -> None:
-        """Return as soon as its sshd answers.
-
-        Raises
-        ------
-        LabError
-            On timeout after ``TIMEOUT_S``; the message contains the host's log.
-        """
+        """Return as soon as its sshd answers; the error after ``TIMEOUT_S`` contains the host's log."""
         assert self.boot is not None
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and self.boot.poll() is None:
@@ -113,13 +99,7 @@ class Host:
         raise LabError(f"{self.name} at {self.address} did not answer; its log:\n{self.log.read_text()}")
 
     def run(self, script: str, *, check: bool = True) -> str:
-        """Run a shell script on the host, without its network, and return its output.
-
-        Raises
-        ------
-        LabError
-            If it failed, unless ``check`` is false.
-        """
+        """Run a shell script on the host, without its network, and return its output; ``check``: it must succeed."""
         return command(*self.enter("sh", "-c", script), check=check)
 
     def enter(self, *arguments: str) -> list[str]:

@@ -55,17 +55,9 @@ Host *
 
 
 class Lab:
-    """A lab that exists while the ``with`` block runs.
+    """A lab with the hosts ``node1``, ``node2``, ..., which exists while the ``with`` block runs.
 
-    Parameters
-    ----------
-    hosts
-        The number of hosts; they are called ``node1``, ``node2``, ...
-
-    Raises
-    ------
-    LabError
-        If this machine lacks a requirement: root, namespaces, and the packages that scripts/test.sh installs.
+    It needs root, namespaces, and the packages that scripts/test.sh installs.
     """
 
     def __init__(self, hosts: int = 3) -> None:
@@ -109,13 +101,7 @@ class Lab:
         return self.head_address if host == HEAD else self._hosts[host].address
 
     def run(self, host: str, script: str, *, check: bool = True) -> str:
-        """Run a shell script on a host, without its network, and return its output.
-
-        Raises
-        ------
-        LabError
-            If it failed, unless ``check`` is false; or if the host is dead.
-        """
+        """Run a shell script on a host, without its network, and return its output; ``check``: it must succeed."""
         return self._hosts[host].run(script, check=check)
 
     def processes(self, host: str) -> list[psutil.Process]:
@@ -198,13 +184,7 @@ class Lab:
         return Capture(self.place.bridge)
 
     def start_slurm(self) -> Slurm:
-        """Start Slurm over all hosts, with its controller on the head; it ends with the lab.
-
-        Raises
-        ------
-        LabError
-            If a host does not become idle; the message contains Slurm's logs.
-        """
+        """Start Slurm over all hosts, with its controller on the head; it ends with the lab."""
         assert self.slurm is None, "Slurm runs"
         enter: dict[str, Callable[..., list[str]]] = {name: host.enter for name, host in self._hosts.items()}
         self.slurm = Slurm(self.place, enter)

@@ -33,13 +33,7 @@ BUFFER_BYTES = 128 << 20
 
 @dataclass
 class Capture:
-    """All packets that cross a bridge while the ``with`` block runs.
-
-    Parameters
-    ----------
-    interface
-        The bridge's name.
-    """
+    """All packets that cross a bridge while the ``with`` block runs."""
 
     interface: str
     packets: list[bytes] = field(default_factory=list)
@@ -95,18 +89,10 @@ class Capture:
 
 
 def close_ports(table: str, ports: Sequence[int | str], *, prefix: Sequence[str] = (), interface: str = "") -> None:
-    """Drop every packet for one of the TCP ports (``8888``, ``"29500-29600"``), without a reply.
+    """Drop every packet for one of the TCP ports (``8888``, ``"29500-29600"``), without a reply; no ports: none.
 
-    Parameters
-    ----------
-    table
-        The name of the packet filter's table; its former content is removed.
-    ports
-        None to let everything through again.
-    prefix
-        The command prefix that runs on the host.
-    interface
-        Drop only packets that arrive here; empty: all.
+    ``table`` of the packet filter is replaced, on the host that ``prefix`` enters; only packets that arrive at
+    ``interface``, if one is named.
     """
     incoming = f'iifname "{interface}" ' if interface else ""
     _filter(table, f"{incoming}tcp dport {{ {', '.join(map(str, ports))} }}" if ports else "", prefix)

@@ -80,13 +80,7 @@ class Place:
 
 
 def command(*arguments: str | Path, check: bool = True) -> str:
-    """Run a system command and return its output.
-
-    Raises
-    ------
-    LabError
-        If it failed, with its output.
-    """
+    """Run a system command and return its output, which is in the error if it fails."""
     done = subprocess.run([str(name) for name in arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise LabError(
@@ -96,13 +90,7 @@ def command(*arguments: str | Path, check: bool = True) -> str:
 
 
 def claim() -> Place:
-    """Remove what killed owners left, and claim the first free number for this process.
-
-    Raises
-    ------
-    LabError
-        If no number is free.
-    """
+    """Remove what killed owners left, and claim the first free number for this process."""
     with _locked():
         for place in _known():
             if not _owner_runs(place):
@@ -144,13 +132,7 @@ def left_of(place: Place) -> list[str]:
 
 
 def end(processes: list[psutil.Process]) -> None:
-    """Kill processes and wait until none of them runs; their parents may still read their exit status.
-
-    Raises
-    ------
-    LabError
-        If one still runs after ``TIMEOUT_S``.
-    """
+    """Kill processes and wait until none of them runs; their parents may still read their exit status."""
     for process in processes:
         try:
             process.kill()

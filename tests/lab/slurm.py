@@ -76,14 +76,8 @@ exec slurmctld -D -i -f {folder}/slurm.conf
 class Slurm:
     """Slurm's daemons; ``environment`` has the variables for its commands.
 
-    Its partitions are ``all``, the default, and ``urgent``, whose jobs requeue those of ``all`` to get room.
-
-    Parameters
-    ----------
-    place
-        The lab.
-    enter
-        By host, a function that returns the command line to run a program there.
+    Its partitions are ``all``, the default, and ``urgent``, whose jobs requeue those of ``all`` to get room. ``enter``
+    has for each host a function that returns the command line to run a program there.
     """
 
     def __init__(self, place: Place, enter: Mapping[str, Callable[..., list[str]]]) -> None:
@@ -99,13 +93,7 @@ class Slurm:
         return {"SLURM_CONF": str(self.conf)}
 
     def run(self, *arguments: str) -> str:
-        """Run one of Slurm's commands on the head and return its output.
-
-        Raises
-        ------
-        LabError
-            If it failed.
-        """
+        """Run one of Slurm's commands on the head and return its output."""
         return command("env", f"SLURM_CONF={self.conf}", *arguments)
 
     def start(self) -> None:
@@ -115,17 +103,8 @@ class Slurm:
         files = [f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed")]
         self._spawn("munged", ["munged", "--foreground", "--force", *files, f"--socket={self.folder}/munge.sock"])
         script = CONTROLLER.format(lab=self.place.folder, folder=self.folder)
-        own = [
-            "unshare",
-            "--uts",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "--propagation",
-            "slave",
-        ]
+        own = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        own += ["--propagation", "slave"]
         self._until("munged", (self.folder / "munge.sock").exists)
         self._spawn("controller", [*own, "sh", "-ec", script])
         for host in self._enter:

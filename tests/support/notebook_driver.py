@@ -34,8 +34,6 @@ class Outcome:
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)
-    updates: int = 0  # messages that carried output
-    seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -80,7 +78,7 @@ class Outcome:
 
 
 class Notebook:
-    """A kernel and its notebook."""
+    """A kernel that has loaded the extension, and its notebook."""
 
     def __init__(self, **kernel_options: Any) -> None:
         self._manager = KernelManager(kernel_name="python3")
@@ -88,6 +86,7 @@ class Notebook:
         self.client = self._manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self.run("%load_ext jupyter_disttrain").check()
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +116,18 @@ class Notebook:
         """
         os.killpg(os.getpgid(self.pid), signal.SIGINT)
 
+    def interrupt_at(self, *texts: str) -> Callable[[dict[str, Any], Outcome], None]:
+        """Return an ``on_message`` that interrupts the cell once after each of these texts has appeared in it."""
+        found: set[str] = set()
+
+        def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
+            for text in texts:
+                if text not in found and text in outcome.text:
+                    found.add(text)
+                    self.interrupt()
+
+        return on_message
+
     def run(
         self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
     ) -> Outcome:
@@ -132,8 +143,7 @@ class Notebook:
         """
         outcome = Outcome()
         displays: dict[str, list[dict[str, Any]]] = {}
-        start = time.monotonic()
-        deadline = start + timeout
+        deadline = time.monotonic() + timeout
         clear_next = False
         while True:
             try:
@@ -151,7 +161,6 @@ class Notebook:
         while reply["parent_header"].get("msg_id") != msg_id:
             reply = self.client.get_shell_msg(timeout=60)  # a cell on which an earlier test timed out
         outcome.reply = reply["content"]
-        outcome.seconds = time.monotonic() - start
         return outcome
 
 
@@ -169,7 +178,6 @@ def _take(
             outcome.outputs.clear()
         return bool(content["wait"])
     if kind in ("stream", "display_data", "execute_result", "error", "update_display_data"):
-        outcome.updates += 1
         if clear_next and kind != "update_display_data":
             outcome.outputs.clear()
             clear_next = False

@@ -52,8 +52,8 @@ def holding_gil(folder: Path) -> Iterator[str]:
 def is_intact(cluster: Cluster, pids: dict[int, int]) -> bool:
     """Return whether the same processes hold the same variables and can communicate."""
     total = float(sum(range(1, cluster.world_size + 1)))
-    assert cluster.run(SUM).results == {rank: [total] for rank in range(cluster.world_size)}
-    assert cluster.run("(os.getpid(), kept)").results == {rank: (pid, rank * 11) for rank, pid in pids.items()}
+    intact = {rank: ([total], pid, rank * 11) for rank, pid in pids.items()}
+    assert cluster.run(f"{SUM}, os.getpid(), kept").results == intact
     return True
 
 
@@ -61,13 +61,8 @@ def waits(run: CellRun, ranks: set[int], what: str = "") -> Callable[[], bool]:
     """Return whether these ranks are seen waiting for others."""
 
     def are_waiting() -> bool:
-        samples = run._supervisor.stacks.collect(ranks, 5)
-        seen = [
-            are_waiting
-            for are_waiting in samples.values()
-            if are_waiting.waits_s is not None and what in str(are_waiting.reply)
-        ]
-        return len(seen) == len(ranks)
+        reports = run._supervisor.stacks.collect(ranks, 5).values()
+        return all(each.waits_s is not None and what in str(each.reply) for each in reports)
 
     return are_waiting
 

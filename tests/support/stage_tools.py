@@ -53,17 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 class FileServer:
-    """A file at an address; counts how many of its bytes were requested.
-
-    Parameters
-    ----------
-    content
-        The content of the file.
-    address
-        The address of the server.
-    etag
-        The ETag of the file.
-    """
+    """A file at an address; counts how many of its bytes were requested."""
 
     def __init__(self, content: bytes, address: str = "127.0.0.1", etag: str = '"one"') -> None:
         self.sent = 0

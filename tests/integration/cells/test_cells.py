@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
+from ...support.recovery_tools import HOST
+
 if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook, Outcome
-
-# A red pixel.
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
-
-HOST = socket.gethostname()
 
 
 def run(notebook: Notebook, *lines: str) -> Outcome:
@@ -53,20 +48,6 @@ def test_top_level_await(notebook: Notebook) -> None:
     assert outcome.check().lines == ["rank 0 │ [2, 0]", "rank 1 │ [2, 2]"]
 
 
-def test_await_can_be_interrupted(notebook: Notebook) -> None:
-    interrupts: list[str] = []
-
-    def interrupt_once_waiting(_message: dict[str, Any], outcome: Outcome) -> None:
-        if "waiting" in outcome.text and not interrupts:
-            interrupts.append("sent")
-            notebook.interrupt()
-
-    cell = "%%distributed\nimport asyncio\nprint('waiting', flush=True)\nawait asyncio.sleep(60)"
-    outcome = notebook.run(cell, timeout=60, on_message=interrupt_once_waiting)
-    assert outcome.status == "error"
-    assert run(notebook, "'back'").check().lines == ["ranks 0-1 │ 'back'"]
-
-
 def test_last_expression_is_shown_unless_a_semicolon_ends_it(notebook: Notebook) -> None:
     assert run(notebook, "x = 5", "x + 1").check().lines == ["ranks 0-1 │ 6"]
     assert run(notebook, "x + 1;").check().outputs == []
@@ -81,14 +62,6 @@ def test_multiline_results_stay_aligned(notebook: Notebook) -> None:
         "rank 1    │ tensor([[1, 2],",
         "          │         [3, 4]])",
     ]
-
-
-def test_equal_images_are_shown_once(notebook: Notebook) -> None:
-    code = f"import base64; from IPython.display import Image; Image(base64.b64decode('{PNG}'))"
-    outcome = run(notebook, code).check()
-    pictures = [output["data"]["image/png"] for output in outcome.outputs if "image/png" in output["data"]]
-    assert [base64.b64decode(picture) for picture in pictures] == [base64.b64decode(PNG)]
-    assert outcome.lines[0] == "ranks 0-1 │"
 
 
 def test_table_of_each_rank(notebook: Notebook) -> None:
@@ -140,11 +113,6 @@ def test_cleared_output_is_removed(notebook: Notebook) -> None:
     assert outcome.lines == ["ranks 0-1 │ turn 4"]
     outcome = run(notebook, "print('stays until more comes')", "clear_output(wait=True)").check()
     assert outcome.lines == ["ranks 0-1 │ stays until more comes"]
-
-
-def test_rank_clears_only_its_own_output(notebook: Notebook) -> None:
-    outcome = run(notebook, "print('both')", "if rank == 0:", "    clear_output()", "print('end', rank)").check()
-    assert sorted(outcome.lines) == ["rank 0 │ end 0", "rank 1 │ both", "rank 1 │ end 1"]
 
 
 def test_redrawn_figure_is_shown_once(notebook: Notebook) -> None:
@@ -245,34 +213,6 @@ def test_creating_a_debugger_without_using_it_works(notebook: Notebook) -> None:
     outcome = run(notebook, "get_ipython().run_cell_magic('debug', '', 'x = 1')").check()  # which prints its errors
     assert "a debugger can't be answered on a rank" in outcome.text
     assert "jupyter_disttrain" not in outcome.text
-
-
-def test_child_process_reading_stdin_gets_eof(notebook: Notebook) -> None:
-    assert run(notebook, "import subprocess", "print(subprocess.run('cat').returncode)").check().lines == [
-        "ranks 0-1 │ 0"
-    ]
-
-
-def test_traceback_has_the_lines_of_the_notebook_cell(notebook: Notebook) -> None:
-    outcome = run(notebook, "def fail(x):", "    return 1 / x", "", "fail(0)")
-    assert "ranks 0-1 (" in outcome.lines[0]
-    assert outcome.lines[0].endswith("line 3")
-    assert "----> 5 fail(0)" in outcome.text
-    assert "----> 3     return 1 / x" in outcome.text
-    outcome = run(notebook, "print('called from another cell')", "fail(0)")
-    assert outcome.lines[-1] == "ZeroDivisionError: division by zero"
-    assert "----> 3 fail(0)" in outcome.text
-    assert "----> 3     return 1 / x" in outcome.text
-
-
-def test_syntax_error_has_its_line(notebook: Notebook) -> None:
-    outcome = run(notebook, "x = 1", "y = = 2")
-    assert (
-        outcome.error.split(", ", 1)[1] == "line 3: SyntaxError: invalid syntax (line 3)" or "line 3" in outcome.error
-    )
-    assert "Cell In[" in outcome.text
-    assert "y = = 2" in outcome.text
-    assert run(notebook, "rank + world_size").check().lines == ["rank 0 │ 2", "rank 1 │ 3"]
 
 
 def test_source_of_functions_and_classes_is_found(notebook: Notebook) -> None:

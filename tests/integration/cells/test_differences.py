@@ -77,12 +77,11 @@ def test_nan_differs_only_from_numbers(three: Cluster) -> None:
     assert not three.diff("nan")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "complex64"])
-def test_tensors_of_every_dtype(three: Cluster, dtype: str) -> None:
-    three.run(f"typed = torch.tensor([0, 1, int(rank == 1)]).to(torch.{dtype})")
-    text = str(three.diff("typed"))
-    assert f"rank 1: 3 {dtype}" in text
-    assert not three.diff("typed", "0,2")
+def test_tensors_of_every_dtype(three: Cluster) -> None:
+    for dtype in ("bfloat16", "float16", "int64", "bool", "complex64"):
+        three.run(f"typed = torch.tensor([0, 1, int(rank == 1)]).to(torch.{dtype})")
+        assert f"rank 1: 3 {dtype}" in str(three.diff("typed"))
+        assert not three.diff("typed", "0,2"), dtype
 
 
 def test_sharded_parameters_are_left_out(three: Cluster) -> None:

@@ -15,15 +15,12 @@ from ...support.process_tools import wait_until
 from ...support.recovery_tools import failure_of, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
     from jupyter_disttrain.protocol.messages import CellFailure
 
     from ...support.notebook_driver import Notebook
-
-RULE = "-" * 75
 
 
 def shown(error: RankFailure) -> list[str]:
@@ -91,7 +88,6 @@ shell.set_custom_exc((), None)
 """
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_error_is_known_whatever_shows_tracebacks(three: Cluster, handler: str) -> None:
     three.run(HANDLERS[handler])
@@ -185,12 +181,8 @@ def test_exit_after_an_interrupt_is_at_the_line_of_this_cell(torchless: Cluster,
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("started_by", ["mpi", "local"])
-def test_lightning_exit_after_an_interrupt_ends_the_cell_and_not_the_rank(
-    started: Callable[[str], Cluster], tmp_path: Path, started_by: str
-) -> None:
+def test_lightning_exit_after_an_interrupt_ends_the_cell_and_not_the_rank(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    cluster = started(started_by)
     pids = cluster.run(f"""
 import os
 import lightning
@@ -268,6 +260,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
     [
         ("e = ValueError('x'); e.add_note(f'of {rank}'); raise e", ["ValueError: x", "of 0", "rank 1: note: of 1"]),
         ("raise ValueError(['cat', 'dog'][rank])", ["ValueError: cat", "rank 1: ValueError: dog"]),
+        ("raise ValueError(f'no data {rank}')", ["ValueError: no data 0", "rank 1: ValueError: no data 1"]),
         ("{}['ab'[rank]]", ["KeyError: 'a'", "rank 1: KeyError: 'b'"]),
         (
             "try: {}['ab'[rank]]\nexcept KeyError as error: raise ValueError('outer') from error",
@@ -282,7 +275,7 @@ def test_no_frame_of_the_package_is_shown(torchless: Cluster) -> None:
             ["rank 1: RuntimeError: … an end. Expected an end. Missing on 1: 0 1. See it. See it. See it. See it. …"],
         ),
     ],
-    ids=["notes", "words", "keys", "causes", "members", "long texts"],
+    ids=["notes", "words", "numbers", "keys", "causes", "members", "long texts"],
 )
 def test_errors_of_one_type_at_one_line_share_a_traceback(torchless: Cluster, code: str, rest: list[str]) -> None:
     lines = shown(failure_of(torchless, code))
@@ -380,7 +373,6 @@ def numbers():
 """
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 @pytest.mark.parametrize(
     "code",
     [

@@ -67,7 +67,6 @@ WORKS = {
 }
 
 
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_child_processes_that_would_import_a_cell_are_refused(cluster: Cluster, folder: Path) -> None:
     (folder / "of_module.py").write_text("def double(x): return 2 * x\n")
     cluster.run(f"import sys; sys.path.insert(0, {str(folder)!r})\n{DEFINED}", ranks=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,14 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, UsageError
 from jupyter_disttrain.launchers import mpi
 
+from ...conftest import LAUNCHERS
 from ...support.leftovers import our_processes
 from ...support.notebook_driver import Notebook
+from ...support.recovery_tools import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HOST = socket.gethostname()
 NO_CLUSTER = "UsageError: no cluster is running; start one with %dist_init, e.g. %dist_init -n 2"
 
 
@@ -38,7 +38,6 @@ def refused(notebook: Notebook, source: str) -> str:
 def empty() -> Iterator[Notebook]:
     """A kernel without ranks."""
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         yield notebook
 
 
@@ -75,7 +74,6 @@ def test_without_a_cluster(empty: Notebook, source: str) -> None:
     ("line", "message"),
     [
         ("-n 0", "cannot start 0 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
-        ("-n -1", "cannot start -1 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
         ("-n 1000000000", "cannot start 1000000000 ranks; choose 1 to 4096, e.g. %dist_init -n 2"),
         (
             "-n two",
@@ -112,23 +110,11 @@ def test_invalid_dist_init_arguments(empty: Notebook, line: str, message: str) -
     ) == (f"UsageError: {message}")
 
 
-def test_missing_gpu(empty: Notebook) -> None:
-    message = refused(empty, "%dist_init -g 99")
-    assert re.fullmatch(
-        r"UsageError: there is no GPU 99: this machine shows (no GPU|GPUs 0-\d+); "
-        r"choose others with -g, or leave -g out",
-        message,
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "message"),
     [
         ("%%distributed -r 5", "there is no rank 5: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
         ("%%rank[0,7]", "there is no rank 7: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
-        ("%%rank []", "no rank is named in '[]'; write e.g. '0,2-3' or 'all'"),
-        ("%%distributed -r ''", "no rank is named in ''; write e.g. '0,2-3' or 'all'"),
-        ("%%rank x", "cannot read 'x' in ranks 'x'; write e.g. '0,2-3' or 'all'"),
         ("%%rank", "%%rank: the following arguments are required: ranks; %%rank? shows its options"),
         ("%%distributed --what", "%%distributed: unrecognized arguments: --what; %%distributed? shows its options"),
         ("%%distributed -o 1x", "'1x' is not a variable's name; use names such as lr or batch_size"),
@@ -150,7 +136,6 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%dist_push 1x", "'1x' is not a variable's name; use names such as lr or batch_size"),
         ("%dist_push model.weight", "'model.weight' is not a variable's name; use names such as lr or batch_size"),
         ("%dist_push nowhere", "the notebook has no variable 'nowhere'; set it in a cell first"),
         ("%dist_push", "%dist_push: the following arguments are required: NAME; %dist_push? shows its options"),
@@ -171,13 +156,6 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
 )
 def test_unsupported_options_of_a_running_cluster(notebook: Notebook, line: str, message: str) -> None:
     assert refused(notebook, line) == f"UsageError: {message}"
-
-
-def test_value_that_cannot_be_pushed_is_named(notebook: Notebook) -> None:
-    notebook.run("gen = (x for x in 'ab')").check()
-    assert refused(notebook, "%dist_push gen") == (
-        "UnserializableValueError: gen: a generator can't be sent: TypeError: cannot pickle 'generator' object"
-    )
 
 
 def test_empty_cells(notebook: Notebook) -> None:
@@ -226,9 +204,7 @@ def test_failing_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_hanging_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mpi, "VERSION_SECONDS", 0.3)
     path = broken_mpiexec(monkeypatch, tmp_path, "sleep 1000")
-    start = time.monotonic()
     assert refuse_start() == f"{path} does not work: --version did not end within 0.3 s{BROKEN}"
-    assert time.monotonic() - start < 10
 
 
 def test_mpiexec_that_is_not_executable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -260,35 +236,28 @@ def test_mpiexec_that_never_exits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
 
 
-def notebook_with_torch(folder: Path, source: str) -> Notebook:
-    """A kernel whose ranks import this torch."""
-    (folder / "torch.py").write_text(source)
-    notebook = Notebook(env={**os.environ, "PYTHONPATH": str(folder)})
-    notebook.run("%load_ext jupyter_disttrain").check()
-    return notebook
+MISSING = "raise ImportError('libcudart.so.12: not found')"
+DIES = "import os, sys\nsys.stderr.write('first\\nno driver here\\n'); sys.stderr.flush()\nos._exit(7)"
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "local"])
-def test_torch_is_missing_on_the_ranks(tmp_path: Path, launcher: str) -> None:
-    with notebook_with_torch(tmp_path, "raise ImportError('libcudart.so.12: not found')") as notebook:
-        assert refused(notebook, f"%dist_init -n 2 --name broken --launcher {launcher}") == (
-            f"LaunchError: a rank on {HOST} can't start: torch can't be imported: ImportError: libcudart.so.12: not "
-            "found; install torch for the Python that runs there, or start without it: --backend none"
-        )
-        assert nothing_was_started()
-        notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher} --backend none").check()
-
-
-@pytest.mark.parametrize("launcher", ["mpi", "local"])
-def test_rank_that_dies_while_starting_shows_its_last_lines(tmp_path: Path, launcher: str) -> None:
-    source = "import os, sys\nsys.stderr.write('first\\nno driver here\\n'); sys.stderr.flush()\nos._exit(7)"
-    with notebook_with_torch(tmp_path, source) as notebook:
-        outcome = notebook.run(f"%dist_init -n 2 --name broken --launcher {launcher}")
-        assert outcome.text == (
-            f"LaunchError: a rank on {HOST} exited with code 7 while starting; its last lines on stderr:\n"
-            "first\nno driver here"
-        )
-        assert nothing_was_started()
+def test_torch_that_is_missing_or_ends_the_rank_is_reported(tmp_path: Path) -> None:
+    with Notebook(env={**os.environ, "PYTHONPATH": str(tmp_path)}) as notebook:
+        for launcher in LAUNCHERS:
+            start = f"%dist_init -n 2 --name broken --launcher {launcher}"
+            (tmp_path / "torch.py").write_text(DIES)
+            assert notebook.run(start).text == (
+                f"LaunchError: a rank on {HOST} exited with code 7 while starting; its last lines on stderr:\n"
+                "first\nno driver here"
+            )
+            assert nothing_was_started()
+            (tmp_path / "torch.py").write_text(MISSING)
+            assert refused(notebook, start) == (
+                f"LaunchError: a rank on {HOST} can't start: torch can't be imported: ImportError: libcudart.so.12: "
+                "not found; install torch for the Python that runs there, or start without it: --backend none"
+            )
+            assert nothing_was_started()
+            notebook.run(f"{start} --backend none").check()
+            notebook.run("%dist_shutdown").check()
 
 
 def test_full_disk(empty: Notebook) -> None:
@@ -315,6 +284,7 @@ def test_invalid_runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_python_api_reports_the_same_as_the_magics(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"^there is no rank 9: this cluster has ranks 0-1; write e.g. '0' or 'all'$"):
         cluster.run("1", ranks=9)

@@ -1,6 +1,6 @@
 """The example notebooks, executed in a real kernel, with their output read as a user would.
 
-Covers: the figures and labels that each notebook shows; that it runs again in the same session.
+Covers: the figures and labels that each notebook shows; that the first runs again in the same session.
 Does not cover: how it looks in JupyterLab.
 
 Each runs as a copy, from the parent folder or from its own; either way it saves its files beside the copy.
@@ -62,7 +62,7 @@ def ddp_digits(tmp_path_factory: pytest.TempPathFactory) -> Executed:
 
 @pytest.fixture(scope="module")
 def model_parallel(tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    return execute("model_parallel", tmp_path_factory.mktemp("model_parallel"), twice=True)
+    return execute("model_parallel", tmp_path_factory.mktemp("model_parallel"))
 
 
 @pytest.fixture(params=NAMES)
@@ -152,11 +152,11 @@ def test_model_parallel_ends_with_the_weights_of_the_whole_model(
     assert model_parallel.number(r"largest difference to the whole model (\S+)", f"{cell}-check") <= 1e-6
 
 
-@pytest.mark.parametrize("name", ["first_steps", "model_parallel"])
-def test_notebook_runs_again_in_the_same_session(name: str, request: pytest.FixtureRequest) -> None:
-    executed: Executed = request.getfixturevalue(name)
-    assert code_cells(executed.again)
-    test_every_cell_ran_and_only_the_tagged_one_failed(Executed(executed.folder, executed.again, executed.again))
+def test_first_steps_run_again_in_the_same_session(first_steps: Executed) -> None:
+    assert code_cells(first_steps.again)
+    test_every_cell_ran_and_only_the_tagged_one_failed(
+        Executed(first_steps.folder, first_steps.again, first_steps.again)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,7 +59,9 @@ def terminal(environment: dict[str, str]) -> Iterator[pexpect.spawn[str]]:
 def test_lines_bars_and_a_hang_are_shown_while_the_cell_runs(terminal: pexpect.spawn[str], tmp_path: Path) -> None:
     terminal.expect("In \\[1\\]")
     enter(terminal, "%dist_init -n 2 --launcher local --hang-after 1")
-    terminal.expect("ranks 0-1 ready")
+    for text in ("starting 2 ranks", "starting: 2 ranks, forming the process group", "ranks 0-1 ready in "):
+        terminal.expect_exact(f"\r\x1b[K{text}")  # on one line
+    terminal.expect("gloo\r\n")
     terminal.expect("In \\[2\\]")
     go = tmp_path / "go"
     enter(terminal, BLOCKS.replace("GO", repr(str(go))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import re
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,29 +11,12 @@ import psutil
 import pytest
 
 from ...support.process_tools import wait_until
+from ...support.recovery_tools import HOST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ...support.notebook_driver import Notebook
-
-HOST = socket.gethostname()
-
-OPTIONS = {
-    "%dist_init": ["--num-ranks", "--gpus", "--launcher", "--backend", "--address", "--timeout", "--name", "--keep"],
-    "%%distributed": ["--ranks", "--timeout", "--out", "--noblock", "--name"],
-    "%%rank": ["--timeout", "--out"],
-    "%dist_mode": ["--enable", "--disable"],
-    "%dist_status": ["--name"],
-    "%dist_wait": ["--name"],
-    "%sync": ["--name"],
-    "%dist_push": ["--ranks", "NAME"],
-    "%dist_pull": ["--ranks", "NAME"],
-    "%dist_stage": ["--to", "--as", "--verify", "PATH"],
-    "%dist_sync_code": ["--auto", "PATH"],
-    "%dist_reset": ["--name"],
-    "%dist_shutdown": ["--all"],
-}
 
 
 def request(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
@@ -48,14 +30,6 @@ def request(notebook: Notebook, request: str, *args: Any) -> dict[str, Any]:
 
 def complete(notebook: Notebook, text: str) -> list[str]:
     return list(request(notebook, "complete", text)["matches"])
-
-
-@pytest.mark.parametrize("magic", OPTIONS)
-def test_help_shows_every_option(notebook: Notebook, magic: str) -> None:
-    found = request(notebook, "inspect", magic)
-    assert found["found"], magic
-    for option in OPTIONS[magic]:
-        assert option in found["data"]["text/plain"], option
 
 
 def test_question_mark_shows_the_same(notebook: Notebook) -> None:
@@ -122,16 +96,11 @@ def test_every_cell_runs_on_the_ranks_until_switched_off(notebook: Notebook) -> 
     assert notebook.run("'here' in globals()").text == "False"
 
 
-@pytest.mark.parametrize(
-    "first", ["%%rank[0,1]", "%%rank [0-1]", "%%rank [0, 1]", "%%rank 0 1", "%%rank 0-1", "%%distributed"]
-)
-def test_rank_specifications_in_a_cell(notebook: Notebook, first: str) -> None:
-    assert notebook.run(f"{first}\nprint('here')").check().lines == ["ranks 0-1 │ here"]
-
-
-@pytest.mark.parametrize("first", ["%%rank[1]", "%%rank 1", "%%rank [1]", "%%rank(1)", "%%rank1", "%%distributed -r 1"])
-def test_single_rank_specifications(notebook: Notebook, first: str) -> None:
-    assert notebook.run(f"{first}\nprint('rank', rank)").check().text == "rank 1"
+def test_rank_specifications_in_a_cell(notebook: Notebook) -> None:
+    for first in ("%%rank[1]", "%%rank 1", "%%rank [1]", "%%rank(1)", "%%rank1", "%%distributed -r 1"):
+        assert notebook.run(f"{first}\nprint('rank', rank)").check().text == "rank 1", first
+    for first in ("%%rank[0,1]", "%%rank [0-1]", "%%rank [0, 1]", "%%rank 0 1", "%%rank 0-1", "%%distributed"):
+        assert notebook.run(f"{first}\nprint('here')").check().lines == ["ranks 0-1 │ here"], first
 
 
 def test_braces_and_dollars_are_passed_as_user_code(notebook: Notebook) -> None:

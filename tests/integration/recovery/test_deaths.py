@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from jupyter_disttrain.client.lifecycle import Lifecycle
 from jupyter_disttrain.errors import ClusterClosedError, RankFailure
 from jupyter_disttrain.protocol.messages import RankDeath
 
+from ...conftest import LAUNCHERS
 from ...support.process_tools import wait_until
 from ...support.recovery_tools import HOST, SUM, failure_of, is_intact
 
@@ -28,6 +30,7 @@ child = multiprocessing.get_context("fork").Process(target=ctypes.string_at, arg
 assert child.exitcode == -11"""
 
 
+@pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_dead_rank_is_replaced_and_others_keep_their_variables(three: Cluster, victim: int) -> None:
     pids = three.run("import os; kept = rank * 11; pair = dist.new_group([0, 1]); os.getpid()").results
@@ -56,6 +59,7 @@ def test_dead_rank_is_replaced_and_others_keep_their_variables(three: Cluster, v
     assert kept == {rank: None if rank == victim else (pid, rank * 11) for rank, pid in pids.items()}
 
 
+@pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 def test_rank_that_dies_while_the_group_is_formed_is_replaced(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "jupyter_disttrain.client.recovery.replacement.RESPAWN_SECONDS", 1e6
@@ -83,6 +87,7 @@ def _parent_in_cluster(process: psutil.Process) -> int | None:
         return None
 
 
+@pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> None:
     """Its nanny reports it repeatedly; counting each report would exhaust the attempts."""
     known = set(rank_processes())
@@ -101,7 +106,7 @@ def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> Non
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
-@pytest.mark.parametrize("launcher", ["local", "mpi"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_rank_that_dies_before_the_ranks_are_watched_is_replaced(
     launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +131,7 @@ def test_rank_that_dies_before_the_ranks_are_watched_is_replaced(
         assert cluster.run("x = torch.ones(1); dist.all_reduce(x); float(x)").results == {0: 2.0, 1: 2.0}
 
 
+@pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 def test_two_ranks_die_at_once(three: Cluster) -> None:
     pids = three.run("import os; os.getpid()").results
     run = three.run("dist.barrier() if rank == 0 else __import__('time').sleep(1000)", block=False)
@@ -137,6 +143,17 @@ def test_two_ranks_die_at_once(three: Cluster) -> None:
     fills = [note for note in caught.value.notes if "%dist_copy" in note]
     assert all("--from 0 " in note for note in fills), "only rank 0 has variables"
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+@pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
+def test_death_of_a_nanny_is_reported_as_its_rank_s(three: Cluster) -> None:
+    entry = three.table[1]
+    run = three.run("import time\nif rank == 1: time.sleep(1000)", block=False)
+    os.kill(entry.nanny_pid, signal.SIGKILL)
+    with pytest.raises(RankFailure, match=r"rank 1 .*: RankDied: process [0-9]+ was killed by SIGKILL"):
+        run.wait(20)
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+    assert not psutil.pid_exists(entry.info.pid)
 
 
 def test_all_ranks_restart_if_configured() -> None:
@@ -152,6 +169,10 @@ def test_all_ranks_restart_if_configured() -> None:
 
 def test_cluster_ends_if_configured() -> None:
     with Cluster(n=2, launcher="local", on_rank_death="stop", name="stop") as cluster:
+        pid = cluster.table[1].info.pid
+        cluster.replace([1])  # at the user's request
+        assert cluster.table[1].info.pid != pid
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
         with pytest.raises(RankFailure, match="RankDied"):
             cluster.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
         assert wait_until(lambda: cluster.closed)

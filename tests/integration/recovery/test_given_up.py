@@ -12,7 +12,7 @@ from ...support.process_tools import wait_until
 from ...support.recovery_tools import IGNORE_INTERRUPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ...support.notebook_driver import Notebook, Outcome
 
@@ -28,24 +28,11 @@ def short_timeouts(notebook: Notebook) -> Iterator[None]:
     notebook.run(f"{names} = limits").check()
 
 
-def interrupt_after(notebook: Notebook, *message: str) -> Callable[[dict[str, Any], Outcome], None]:
-    """Interrupt once after each of these texts has appeared."""
-    found: list[str] = []
-
-    def on_message(_message: dict[str, Any], outcome: Outcome) -> None:
-        for name in message:
-            if name not in found and name in outcome.text:
-                found.append(name)
-                notebook.interrupt()
-
-    return on_message
-
-
 def leave_running(notebook: Notebook, path: Path) -> Outcome:
     """Run a cell on rank 1 that no interrupt ends before ``path`` exists, and interrupt it three times."""
     return notebook.run(
         f"%%rank 1\n{IGNORE_INTERRUPTS}kept = rank * 11\nheard = stay({str(path)!r})",
-        on_message=interrupt_after(notebook, "heard 0", "heard 1", "heard 2"),
+        on_message=notebook.interrupt_at("heard 0", "heard 1", "heard 2"),
     )
 
 
@@ -58,7 +45,7 @@ def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: 
     assert re.search(r"rank 1: in Python code at line \d", where), where
     # An interrupt reaches the ranks that a cell waits for, and their output is shown there.
     waits = notebook.client.execute("%dist_wait", allow_stdin=False)
-    interrupt_once = interrupt_after(notebook, "rank 1 running")
+    interrupt_once = notebook.interrupt_at("rank 1 running")
 
     def interrupt_and_finish(message: dict[str, Any], outcome: Outcome) -> None:
         interrupt_once(message, outcome)
@@ -74,7 +61,7 @@ def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: 
 def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebook: Notebook, tmp_path: Path) -> None:
     path = tmp_path / "let-go"
     leave_running(notebook, path)
-    again = notebook.run("%dist_wait", on_message=interrupt_after(notebook, "rank 1 running", "heard 4", "heard 5"))
+    again = notebook.run("%dist_wait", on_message=notebook.interrupt_at("rank 1 running", "heard 4", "heard 5"))
     assert again.error.startswith("GivenUpError: interrupted three times; rank 1 has not ended the cell: ")
     log = Path(notebook.run("print(cluster.log_folder)").check().text) / "rank1.log"
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 from jupyter_disttrain.protocol.time_limits import LONG_SECONDS
 
@@ -20,6 +19,8 @@ from ...support.recovery_tools import failure_of, holding_gil, is_intact, stop, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from jupyter_disttrain import Cluster
 
 
 def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
@@ -87,12 +88,14 @@ def test_mismatched_collectives_are_reported(three: Cluster, pids: dict[int, int
     assert is_intact(three, pids)
 
 
-@pytest.fixture(scope="module")
-def no_hang_reports() -> Iterator[Cluster]:
+@pytest.fixture
+def no_hang_reports(three: Cluster) -> Iterator[Cluster]:
     """Ranks whose cells report no wait, however long it takes."""
-    with Cluster(n=3, launcher="local", grace_s=0.5, hang_after_s=1e6, name="patient") as cluster:
-        cluster.run("import time; x = torch.ones(4)")
-        yield cluster
+    before = three.config.hang_after_s
+    three.change(hang_after_s=1e6)
+    three.run("import time; x = torch.ones(4)")
+    yield three
+    three.change(hang_after_s=before)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,6 @@ def test_hang_of_an_earlier_cell_is_not_attributed_to_the_next(no_hang_reports: 
     while not calm.done:
         messages += calm.hang
     assert messages == []
-    no_hang_reports.change(hang_after_s=1e6)
 
 
 def test_timeout_reports_which_rank_waited_for_which(no_hang_reports: Cluster) -> None:
@@ -173,7 +175,6 @@ def test_process_aborted_by_gloo_over_a_size_is_reported(no_hang_reports: Cluste
     text = "\n".join(failure._render_traceback_())
     assert "sizes or types to one collective" in text
     assert "Extension modules" not in text
-    no_hang_reports.run("import time; x = torch.ones(4)")
 
 
 @pytest.mark.parametrize(

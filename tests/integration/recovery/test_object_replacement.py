@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.recovery_tools import failure_of
@@ -14,6 +13,7 @@ from ...support.recovery_tools import failure_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from jupyter_disttrain import Cluster
 
 HELD = """
 def default_of(function): return function.__defaults__[-1]
@@ -45,13 +45,13 @@ dist.destroy_process_group()
 """
 
 
-def test_torch_functions_use_the_current_default_group(folder: Path) -> None:
+def test_torch_functions_use_the_current_default_group(three: Cluster, folder: Path) -> None:
     # Otherwise it would be the group at the time when a script, or any optimizer in a cell, imported them.
     (folder / "own.py").write_text(OWN_GROUP)
-    with Cluster(n=2, launcher="local", grace_s=0.5, name="defaults") as cluster:
-        cluster.scripts.run("own.py")
-        total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
-        assert cluster.run(total).results == {0: 2.0, 1: 2.0}
-        failure = failure_of(cluster, f"if rank == 0: raise ValueError('on purpose')\n{total}")
-        assert set(failure.waited) == {1}
-        assert cluster.run(total).results == {0: 2.0, 1: 2.0}
+    assert three.run("'torch.distributed.nn.functional' in __import__('sys').modules").results[0] is False
+    three.scripts.run("own.py")
+    total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
+    assert three.run(total).results == dict.fromkeys(range(3), 3.0)
+    failure = failure_of(three, f"if rank == 0: raise ValueError('on purpose')\n{total}")
+    assert set(failure.waited) == {1, 2}
+    assert three.run(total).results == dict.fromkeys(range(3), 3.0)

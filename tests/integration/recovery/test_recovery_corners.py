@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -97,26 +95,6 @@ def test_rank_that_cannot_form_the_group_delays_no_other(three: Cluster, pids: d
     assert is_intact(three, pids)
 
 
-def test_user_may_replace_a_rank_under_any_death_policy() -> None:
-    with Cluster(n=2, launcher="local", on_rank_death="stop", name="asked") as cluster:
-        for _ in range(5):
-            pid = cluster.table[1].info.pid
-            cluster.replace([1])
-            assert cluster.table[1].info.pid != pid
-        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
-
-
-def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another(three: Cluster, pids: dict[int, int]) -> None:
-    waiting = three.run("x = torch.ones(1); dist.all_reduce(x); x.item()", 0, block=False)
-    assert wait_until(waits(waiting, {0}))
-    with pytest.raises(RankFailure, match="ZeroDivisionError"):
-        three.run("1 / 0", "1-2")
-    assert wait_until(lambda: (waiting._supervisor.stacks.collect({0}, 5)[0].waits_s or 0) > 2 * three.config.grace_s)
-    three.run("x = torch.ones(1); dist.all_reduce(x)", "1-2")
-    assert waiting.wait().results == {0: 3.0}
-    assert is_intact(three, pids)
-
-
 # Models
 
 
@@ -133,7 +111,6 @@ model(torch.full((2, 4), float(rank + 1))).sum().backward()
 """
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_parameters_frozen_during_a_recovery_are_reduced_once_unfrozen(three: Cluster, pids: dict[int, int]) -> None:
     three.run(MODEL + "net[0].requires_grad_(False)")
     interrupted(three, "if rank == 0: dist.barrier()", {0})
@@ -206,7 +183,6 @@ dist.all_reduce(x)
     assert is_intact(three, pids)
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)
 def test_unawaited_collective_delays_nothing(three: Cluster) -> None:
     three.run("import os; big = torch.ones(125_000_000)")
     begun = "work = dist.all_reduce(big, async_op=True)\ndel work"
@@ -262,14 +238,6 @@ def test_deep_stack_names_the_cell_line(three: Cluster, pids: dict[int, int]) ->
     assert is_intact(three, pids)
 
 
-def test_rank_without_a_nanny_is_replaced(three: Cluster) -> None:
-    entry = three.table[1]
-    os.kill(entry.nanny_pid, signal.SIGKILL)
-    assert wait_until(lambda: three.table[1].info.pid != entry.info.pid)
-    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
-    assert not psutil.pid_exists(entry.info.pid)
-
-
 NO_PEER = """
 import threading
 from datetime import timedelta
@@ -295,7 +263,6 @@ def test_rank_waiting_for_a_peer_that_never_connects_is_released(three: Cluster,
     assert is_intact(three, pids)
 
 
-@pytest.mark.parametrize("three", ["local"], indirect=True)  # in one MPI job it takes half a minute longer
 def test_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     start, refused = threading.Thread.start, []
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -17,6 +18,9 @@ from ...support.notebook_driver import Notebook
 from ...support.process_tools import processes_of_cluster, wait_until
 from ...support.recovery_tools import SUM, stop
 from ...support.shell_tools import command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONTROLLER = "jupyter_disttrain.client.transport.controller"
 COUNT = """
@@ -30,12 +34,16 @@ number
 """
 
 
+WAIT = "import pathlib, time\nwhile not pathlib.Path({path!r}).exists(): time.sleep(0.01)"
+
+
 def log_of(cluster: Cluster, rank: int) -> str:
     """Return the content of a rank's log."""
     path = cluster._session.launch.folders.rank_log(rank)
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.parametrize("persistent", ["local"], indirect=True)
 def test_variables_are_kept(persistent: Cluster) -> None:
     pids = persistent.run("import os; mine = torch.arange(3) * rank; os.getpid()").results
     last = persistent.run("1").number
@@ -83,18 +91,10 @@ def test_cell_that_ended_meanwhile_is_reported_with_its_value(light: Cluster, tm
             assert run.stdout[rank].splitlines() == [f"line {number}" for number in range(last + 1)]
 
 
-def test_cell_whose_end_was_shown_is_not_reported_again(light: Cluster) -> None:
-    light.run("print('seen')")
-    light.detach()
-    again = Cluster.attach("light")
-    assert again.missed == []
-    again.detach()
-
-
-def test_cell_without_a_waiter_is_not_reported(light: Cluster) -> None:
+def test_cell_whose_end_was_shown_or_that_has_no_waiter_is_not_reported(light: Cluster) -> None:
     never_waited = light.run("'of the first'", 0, block=False)
     assert wait_until(lambda: never_waited.done)
-    light.run("'of the second'")
+    light.run("print('seen')")
     light.detach()
     with Cluster.attach("light") as again:
         assert again.missed == []
@@ -102,13 +102,9 @@ def test_cell_without_a_waiter_is_not_reported(light: Cluster) -> None:
 
 
 def test_abandoned_cell_is_resumed_and_ends(light: Cluster, tmp_path: Path) -> None:
-    holding_gil = f"""
-import pathlib, signal, time
-signal.signal(signal.SIGINT, lambda *_: None)
-while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
-"""
+    ignores_interrupts = "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\n"
     with pytest.raises(CellTimeoutError):
-        light.run(holding_gil, 1, timeout_s=0.1)
+        light.run(ignores_interrupts + WAIT.format(path=str(tmp_path / "stop")), 1, timeout_s=0.1)
     light.detach()
     with Cluster.attach("light") as again:
         (run,) = again.missed
@@ -118,21 +114,22 @@ while not pathlib.Path({str(tmp_path / "stop")!r}).exists(): time.sleep(0.01)
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
-def test_reply_received_only_by_the_dead_notebook_is_reported_as_lost(light: Cluster, tmp_path: Path) -> None:
+def test_lost_reply_and_cell_that_never_arrived_are_distinguished(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     cell_log = light._session.launch.folders.cell_log
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
-    run = light.run(waits, 0, block=False)
-    without_reply = cell_log.read_text()
+    runs = [light.run(WAIT.format(path=str(stop)), rank, block=False) for rank in (0, 1)]
+    without_replies = cell_log.read_text()
     stop.touch()
-    run.wait()
-    light.run("'later'")
+    for run in runs:
+        run.wait()
+    light.run("'later'", 0)
     light.detach()
-    cell_log.write_text(without_reply)
+    cell_log.write_text(without_replies.replace(light.table[1].request, "of-a-cell-that-was-lost"))
     with Cluster.attach("light") as again:
-        (lost,) = again.missed
-        with pytest.raises(RankFailure, match="ReplyLost: the cell has ended on this rank"):
-            lost.wait(10)
+        outcomes = ("has ended on this rank", r"did not reach this rank before .* run it again")
+        for lost, outcome in zip(again.missed, outcomes, strict=True):
+            with pytest.raises(RankFailure, match=f"ReplyLost: the cell {outcome}"):
+                lost.wait(10)
         assert again.run("rank").results == {0: 0, 1: 1}
 
 
@@ -151,21 +148,6 @@ def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) ->
         assert again.run("kept").results == {0: 0, 1: 2}
 
 
-def test_cell_that_never_arrived_is_reported(light: Cluster, tmp_path: Path) -> None:
-    cell_log, stop = light._session.launch.folders.cell_log, tmp_path / "stop"
-    run = light.run(COUNT.format(path=str(stop)), 0, block=False)
-    without_reply = cell_log.read_text()
-    stop.touch()
-    run.wait()
-    light.detach()
-    cell_log.write_text(without_reply.replace(light.table[0].request, "of-a-cell-that-was-lost"))
-    with Cluster.attach("light") as again:
-        (lost,) = again.missed
-        with pytest.raises(RankFailure, match=r"ReplyLost: the cell did not reach this rank before .* run it again"):
-            lost.wait(10)
-        assert again.run("rank").results == {0: 0, 1: 1}
-
-
 def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     light.run(COUNT.format(path=str(stop)), 0, block=False)
@@ -179,18 +161,26 @@ def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("persistent", ["local"], indirect=True)
-def test_unseen_failure_is_reported_and_waiting_ranks_are_released(persistent: Cluster) -> None:
+def test_unseen_failure_is_reported_and_an_interrupt_reaches_a_resumed_cell(persistent: Cluster) -> None:
     persistent.run("mine = rank")
     persistent.run("if rank == 1: raise ValueError('unseen')\ndist.barrier()", block=False)
     persistent.detach()
-    with Cluster.attach("kept") as again:
-        (run,) = again.missed
-        with pytest.raises(RankFailure) as caught:
+    second = Cluster.attach("kept")
+    (run,) = second.missed
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert [failure.ename for failure in caught.value.failures] == ["ValueError"]
+    assert set(caught.value.waited) == {0}
+    assert second.run(SUM).results == {0: [3.0], 1: [3.0]}
+    second.run("while True: dist.all_reduce(torch.ones(3))", block=False)
+    second.detach()
+    with Cluster.attach("kept") as third:
+        (run,) = third.missed
+        third.interrupt()
+        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
             run.wait()
-        assert [failure.ename for failure in caught.value.failures] == ["ValueError"]
-        assert set(caught.value.waited) == {0}
-        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
-        assert again.run("mine").results == {0: 0, 1: 1}
+        assert third.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert third.run("mine").results == {0: 0, 1: 1}
 
 
 def test_rank_that_died_meanwhile_is_replaced(
@@ -236,18 +226,6 @@ def test_replaced_rank_is_known_to_later_clients(persistent: Cluster) -> None:
         assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
-@pytest.mark.parametrize("persistent", ["local"], indirect=True)
-def test_interrupt_reaches_a_resumed_cell(persistent: Cluster) -> None:
-    persistent.run("while True: dist.all_reduce(torch.ones(3))", block=False)
-    persistent.detach()
-    with Cluster.attach("kept") as again:
-        (run,) = again.missed
-        again.interrupt()
-        with pytest.raises(RankFailure, match="KeyboardInterrupt"):
-            run.wait()
-        assert again.run(SUM).results == {0: [3.0], 1: [3.0]}
-
-
 def test_unresponsive_rank_is_attached(light: Cluster) -> None:
     light.run("import time\nif rank == 1: time.sleep(1000)", block=False)
     assert wait_until(lambda: light.table[0].state == "idle")
@@ -262,8 +240,9 @@ def test_unresponsive_rank_is_attached(light: Cluster) -> None:
 
 def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(stop)!r}).exists(): time.sleep(0.01)"
-    light.run(f"for _ in range(30): print('x' * 1_000_000)\nprint('the end')\n{waits}", 0, block=False)
+    light.run(
+        f"for _ in range(30): print('x' * 1_000_000)\nprint('the end')\n{WAIT.format(path=str(stop))}", 0, block=False
+    )
     assert wait_until(lambda: log_of(light, 0).endswith("the end\n"))
     light.detach()
     stop.touch()
@@ -275,19 +254,15 @@ def test_output_beyond_the_replay_buffer_is_reported_to_be_in_the_log(light: Clu
 
 
 @pytest.mark.usefixtures("light")
-def test_cluster_with_an_owner_cannot_be_attached() -> None:
+def test_cluster_with_an_owner_cannot_be_attached_and_one_without_keep_cannot_be_detached(
+    started: Callable[[str], Cluster],
+) -> None:
     with pytest.raises(UsageError, match=f"is held by process {os.getpid()}, which still runs"):
         Cluster.attach("light")
     with pytest.raises(UsageError, match="no cluster 'nowhere' is running"):
         Cluster.attach("nowhere")
-
-
-def test_cluster_that_ends_with_its_notebook_cannot_be_detached() -> None:
-    with (
-        Cluster(n=1, launcher="local", backend="none", name="bound") as cluster,
-        pytest.raises(UsageError, match="--keep"),
-    ):
-        cluster.detach()
+    with pytest.raises(UsageError, match="--keep"):
+        started("local").detach()
 
 
 # From notebooks and shells
@@ -296,7 +271,6 @@ def test_cluster_that_ends_with_its_notebook_cannot_be_detached() -> None:
 def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     first = Notebook()
-    first.run("%load_ext jupyter_disttrain").check()
     first.run("%dist_init -n 2 --keep --launcher local --backend none").check()
     first.run("%%distributed\nmine = rank + 5").check()
     first.run(f"%%distributed --noblock\n{COUNT.format(path=str(stop))}").check()
@@ -304,7 +278,6 @@ def test_ranks_of_a_killed_kernel_are_attached_by_the_next(tmp_path: Path) -> No
     psutil.wait_procs([psutil.Process(first.pid)], timeout=60)
     first.close()
     with Notebook() as second:
-        second.run("%load_ext jupyter_disttrain").check()
         assert "the kept cluster 'default' still runs with 2 ranks" in second.run("%dist_init -n 1 --name other").text
         second.run("%dist_shutdown").check()
         output = second.run("%dist_attach --noblock").check().text

@@ -15,6 +15,7 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInter
 
 from ...support.notebook_driver import Notebook
 from ...support.process_tools import (
+    FAST,
     folders,
     interrupt_start,
     nothing_is_left_of,
@@ -25,11 +26,12 @@ from ...support.process_tools import (
 )
 
 
-@pytest.mark.parametrize("how", ["exit", "restart now", "SIGTERM", "SIGKILL"])
-def test_everything_ends_with_the_kernel(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "launcher"), [("exit", "local"), ("restart now", "mpi"), ("SIGTERM", "local"), ("SIGKILL", "mpi")]
+)
+def test_everything_ends_with_the_kernel(how: str, launcher: str) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
-        cluster_id = start(notebook)
+        cluster_id = start(notebook, f"-n 2 {FAST} --launcher {launcher}")
         notebook.run("%%distributed --noblock\nimport time; time.sleep(1000)").check()
         if how == "exit":
             notebook._manager.shutdown_kernel(now=False)
@@ -43,7 +45,6 @@ def test_everything_ends_with_the_kernel(how: str) -> None:
 @pytest.mark.parametrize("after", ["folder", "controller", "ranks"])
 def test_kernel_is_killed_while_ranks_start(after: str) -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         before = folders()
         notebook.client.execute("%dist_init -n 2")
         assert wait_until(lambda: bool(folders() - before))
@@ -52,12 +53,6 @@ def test_kernel_is_killed_while_ranks_start(after: str) -> None:
         assert wait_until(lambda: len(processes_of_cluster(cluster_id)) >= count)
         os.kill(notebook.pid, signal.SIGKILL)
         assert wait_until(lambda: nothing_is_left_of(cluster_id)), processes_of_cluster(cluster_id)
-
-
-def test_files_written_at_shutdown_are_not_there_before(plain: Cluster) -> None:
-    files = {path.name.partition("-")[0] for path in (plain._session.launch.folders.profile / "security").iterdir()}
-    # The connection files, which the controller writes once, and the environment for ranks that are started later.
-    assert files == {"ipcontroller", "environment.json"}
 
 
 def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,44 +37,43 @@ from ...support.process_tools import (
     start,
     wait_until,
 )
+from ...support.recovery_tools import HOST
 
-HOST = socket.gethostname()
+SHARED = "import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1"
 
 
-def test_shutdown_leaves_nothing(plain: Cluster) -> None:
-    cluster_id = plain._session.launch.folders.cluster_id
+def test_reset_gives_fresh_ranks_and_shutdown_leaves_nothing(plain: Cluster) -> None:
+    temporary = set(Path(tempfile.gettempdir()).iterdir())
+    plain.run(SHARED)
+    before, cluster_id = {entry.info.pid for entry in plain.table}, plain.cluster_id
     assert len(processes_of_cluster(cluster_id)) >= 5
+    plain.reset()
+    assert plain.run("'shared' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
+    assert not before & {entry.info.pid for entry in plain.table}
+    assert nothing_is_left_of(cluster_id)
+    plain.run(SHARED)
+    cluster_id = plain.cluster_id
     plain.shutdown()
     assert nothing_is_left_of(cluster_id)
+    assert set(Path(tempfile.gettempdir()).iterdir()) <= temporary
     plain.shutdown()
     with pytest.raises(ClusterClosedError, match="the cluster 'plain' was shut down; start one with %dist_init"):
         plain.run("1")
 
 
-@pytest.mark.parametrize("how", ["shutdown", "killed"])
-def test_resources_of_multiprocessing_and_mpi_are_removed_with_the_ranks(plain: Cluster, how: str) -> None:
-    before = set(Path(tempfile.gettempdir()).iterdir())
-    plain.run("import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1")
-    if how == "killed":
-        for process in processes_of_cluster(plain._session.launch.folders.cluster_id):
-            process.kill()
+def test_resources_of_multiprocessing_and_mpi_are_removed_although_all_was_killed(plain: Cluster) -> None:
+    temporary = set(Path(tempfile.gettempdir()).iterdir())
+    plain.run(SHARED)
+    for process in processes_of_cluster(plain.cluster_id):
+        process.kill()
     plain.shutdown()
-    assert set(Path(tempfile.gettempdir()).iterdir()) <= before
-
-
-def test_files_and_folders_are_private(plain: Cluster) -> None:
-    folder, run = plain._session.launch.folders.profile, plain._session.launch.folders.run
-    for path in (folder, folder / "security", folder / "log", run):
-        assert path.stat().st_mode & 0o777 == 0o700, path
-    files = sorted((folder / "security").glob("ipcontroller-*.json"))
-    assert [path.name[-11:] for path in files] == ["client.json", "engine.json"]
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert set(Path(tempfile.gettempdir()).iterdir()) <= temporary
 
 
 def test_only_the_store_listens_beyond_loopback(cluster: Cluster) -> None:
     cluster.run("dist.barrier()")
     ports = set()
-    for process in processes_of_cluster(cluster._session.launch.folders.cluster_id):
+    for process in processes_of_cluster(cluster.cluster_id):
         if "prterun" in process.cmdline()[0]:
             continue  # its own channel, which Open MPI 5 refuses to bind to loopback
         for connection in process.net_connections():
@@ -99,17 +98,8 @@ def is_reachable_beyond_loopback(port: int) -> bool:
     return False
 
 
-def test_reset_gives_fresh_ranks_of_the_same_number(plain: Cluster) -> None:
-    plain.run("x = 1")
-    before = {entry.info.pid for entry in plain.table}
-    cluster_id = plain._session.launch.folders.cluster_id
-    plain.reset()
-    assert plain.run("'x' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
-    assert not before & {entry.info.pid for entry in plain.table}
-    assert nothing_is_left_of(cluster_id)
-
-
-def test_ranks_that_outlive_their_starter_end_at_shutdown(plain: Cluster) -> None:
+@pytest.mark.parametrize("plain", ["mpi"], indirect=True)
+def test_ranks_that_outlive_mpiexec_end_at_shutdown(plain: Cluster) -> None:
     plain.run("import atexit, time; atexit.register(time.sleep, 1)")
     nannies = [entry.nanny_pid for entry in plain.table]
     launcher = psutil.Process(nannies[0]).parent()
@@ -135,6 +125,7 @@ ORPHANS = (
 )
 
 
+@pytest.mark.parametrize("plain", ["local"], indirect=True)
 def test_child_processes_end_with_their_rank(plain: Cluster) -> None:
     started = plain.run(ORPHANS).results
     plain.signal(0, signal.SIGKILL)
@@ -145,25 +136,9 @@ def test_child_processes_end_with_their_rank(plain: Cluster) -> None:
     assert wait_until(lambda: are_gone(started[1]))
 
 
-def test_rank_that_dies_between_two_cells_is_replaced(bare_notebook: Notebook) -> None:
-    start(bare_notebook)
-    bare_notebook.run("%%distributed -o pids\nimport os; kept = rank; os.getpid()").check()
-    pid = int(bare_notebook.run("print(pids[1])").text)
-    os.kill(pid, signal.SIGKILL)
-    new_pid = "next(iter(get_ipython()._disttrain.clusters.open.values())).table[1].info.pid"
-    assert wait_until(lambda: bare_notebook.run(new_pid).text != str(pid))
-    assert bare_notebook.run("%%distributed -r 0\nprint(kept)").check().text.startswith("0\nrank 1 was replaced")
-    assert bare_notebook.run("%%distributed\nprint('kept' in globals())").check().lines == [
-        "rank 0 │ True",
-        "rank 1 │ False",
-    ]
-    bare_notebook.run("%dist_reset").check()
-    assert bare_notebook.run("%%distributed\nprint(comm.allreduce(1))").check().lines == ["ranks 0-1 │ 2"]
-
-
 def test_death_of_the_controller_ends_the_cell_with_advice(plain: Cluster) -> None:
     run = plain.run("import time; time.sleep(1000)", block=False)
-    for process in controllers_of(plain._session.launch.folders.cluster_id):
+    for process in controllers_of(plain.cluster_id):
         with suppress(psutil.NoSuchProcess):  # it ends with the one before
             process.kill()
     text = (
@@ -194,7 +169,6 @@ def test_several_clusters_side_by_side(bare_notebook: Notebook) -> None:
 
 def test_persistent_ranks_outlive_the_kernel() -> None:
     with Notebook() as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         cluster_id = start(notebook, f"-n 2 {FAST} --keep")
         pids = notebook.run("%%distributed -o pids\nimport os; os.getpid()").check()
         pids = notebook.run("print(*pids.values())").text.split()
@@ -217,7 +191,7 @@ def test_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Not
     start(bare_notebook)
     bare_notebook.run("%dist_shutdown").check()  # the first time imports what is needed
     threads, files = held()
-    for _ in range(3):
+    for _ in range(2):
         start(bare_notebook)
         bare_notebook.run("%dist_shutdown").check()
     assert held()[0] == threads
@@ -225,7 +199,7 @@ def test_kernel_keeps_no_thread_and_no_file_of_ended_clusters(bare_notebook: Not
 
 
 def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> None:
-    cluster_id = start(bare_notebook)
+    cluster_id = start(bare_notebook, f"-n 2 {FAST} --launcher local")
     bare_notebook.run("%unload_ext jupyter_disttrain").check()
     assert nothing_is_left_of(cluster_id)
     assert "UsageError: Line magic function `%dist_init` not found." in bare_notebook.run("%dist_init").text
@@ -233,6 +207,7 @@ def test_unloading_the_extension_ends_everything(bare_notebook: Notebook) -> Non
     start(bare_notebook, f"-n 1 {FAST} --launcher local")
 
 
+@pytest.mark.parametrize("plain", ["local"], indirect=True)
 def test_leftovers_of_a_killed_cluster_are_removed_by_the_next_start(
     plain: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

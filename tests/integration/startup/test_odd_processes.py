@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from jupyter_disttrain.errors import LaunchError, RankFailure
 
 from ...conftest import LAUNCHERS
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import SUM
+from ...support.recovery_tools import HOST, SUM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,12 +81,12 @@ def test_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     with pytest.raises(LaunchError) as caught, Cluster(n=2, launcher="local"):
         pass
-    host = socket.gethostname()
-    assert f"GLOO_SOCKET_IFNAME=eth99 names no network interface of {host}, which has lo (127.0.0.1" in str(
+    assert f"GLOO_SOCKET_IFNAME=eth99 names no network interface of {HOST}, which has lo (127.0.0.1" in str(
         caught.value
     )
 
 
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_full_disk_is_named_and_the_previous_version_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -101,7 +100,7 @@ def test_full_disk_is_named_and_the_previous_version_is_kept(cluster: Cluster, t
                 cluster.checkpoints.save(disk, [name])
             (failure,) = caught.value.failures
             assert f"{reason}: {disk}" in failure.evalue, failure.evalue
-            assert f" on {socket.gethostname()}, " in failure.evalue
+            assert f" on {HOST}, " in failure.evalue
             assert " of 1.0 MiB free; free disk space, or name another folder" in failure.evalue
         cluster.run("del small")
         cluster.checkpoints.load(disk)

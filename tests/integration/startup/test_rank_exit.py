@@ -7,17 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-from jupyter_disttrain import Cluster
+from jupyter_disttrain import Cluster, rank_sessions
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.process_table import runs
-from jupyter_disttrain.protocol.time_limits import RANK_SESSIONS_END_SECONDS
 from jupyter_disttrain.rank_sessions import FOLDER, end_abandoned
 
 from ...support.process_tools import wait_until
@@ -143,7 +141,9 @@ def test_shared_memory_of_a_killed_rank_is_removed(torchless: Cluster) -> None:
     os.kill(killed.info.pid, signal.SIGKILL)
     assert wait_until(lambda: not any(path.exists() for path in paths)), paths
     assert killed.pid_gone.wait(60), "a cell sent earlier fails because of the death"
-    assert torchless.run("rank").results == {0: 0, 1: 1}
+    run = torchless.run("rank")
+    assert run.results == {0: 0, 1: 1}
+    assert [note for note in run.notes if note.startswith("rank 1 was replaced")]
 
 
 STARTS = """
@@ -191,20 +191,18 @@ time.sleep(1000)  # and reap neither
 """
 
 
-def test_start_does_not_wait_for_a_parent_that_reaps_nothing(tmp_path: Path) -> None:
+def test_start_does_not_wait_for_a_parent_that_reaps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_sessions, "RANK_SESSIONS_END_SECONDS", 1000.0)  # longer than a test may take
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         rank = int(parent.stdout.readline())
         (nanny,) = set(psutil.Process(parent.pid).children()) - {psutil.Process(rank)}
         is_gone = wait_until(lambda: not runs(nanny.pid))
-        began = time.monotonic()
         end_abandoned(tmp_path)
-        took_s = time.monotonic() - began
         is_zombie = psutil.pid_exists(rank) and not runs(rank)
         parent.kill()
     assert is_gone
     assert is_zombie
-    assert took_s < RANK_SESSIONS_END_SECONDS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of process IDs")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pexpect
 import psutil
 import pytest
 
@@ -86,27 +84,3 @@ def test_failed_start_leaves_no_presence_file() -> None:
     with pytest.raises(LaunchError):
         Cluster(n=2, launcher="local", backend="none", name="fails", start_timeout_s=0.01)
     assert "fails" not in [each.name for each in cluster_file.starting()]
-
-
-def test_terminal_shows_one_line_that_changes() -> None:
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor", "--HistoryManager.enabled=False"],
-        env=os.environ | {"TERM": "xterm"},
-        encoding="utf-8",
-        dimensions=(40, 200),
-        timeout=60,
-    )
-    try:
-        child.expect_exact("In [1]: ")
-        child.sendline("%load_ext jupyter_disttrain")
-        child.expect_exact("In [2]: ")
-        child.sendline("%dist_init -n 2 --launcher local --backend none")
-        child.expect_exact("\r\x1b[Kstarting 2 ranks")
-        child.expect_exact("\r\x1b[Kstarting: 2 ranks, forming the process group")
-        child.expect(r"\r\x1b\[Kranks 0-1 ready in .* none\r\n")
-        child.expect_exact("In [3]: ")
-        child.sendline("exit")
-        child.expect(pexpect.EOF)
-    finally:
-        child.close(force=True)

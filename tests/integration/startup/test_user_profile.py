@@ -41,7 +41,6 @@ def test_startup_files_and_configuration_apply_to_ranks(tmp_path: Path) -> None:
     (profile / "ipython_config.py").write_text(CONFIG.format(file=str(tmp_path / "file.py")))
     (profile / "ipython_kernel_config.py").write_text("c.InteractiveShell.autocall = 2")
     with Notebook(env=os.environ | {"IPYTHONDIR": str(tmp_path)}) as notebook:
-        notebook.run("%load_ext jupyter_disttrain").check()
         started = notebook.run("%dist_init -n 2 --launcher local --backend none").check().text
         for message in (
             "10-fails.py, line 2: ValueError: no such thing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -25,6 +27,16 @@ def test_every_parser_has_a_magic_of_one_class(shell: InteractiveShell) -> None:
     before = registered(shell)
     notebook.load(shell)
     assert registered(shell) - before == set(PARSERS)
+    notebook.unload(shell)
+
+
+def test_help_of_each_magic_shows_every_option(shell: InteractiveShell) -> None:
+    notebook.load(shell)
+    for name, parser in PARSERS.items():
+        text = shell.object_inspect_mime(parser.prog)["text/plain"]
+        for action in (each for each in parser._actions if each.help != argparse.SUPPRESS):
+            for option in action.option_strings or [str(action.metavar or action.dest)]:
+                assert option in text, (name, option)
     notebook.unload(shell)
 
 

@@ -17,7 +17,6 @@ from jupyter_disttrain.private_files import make_private_below, read_own
 from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
 from jupyter_disttrain.rank.startup.connection import Connection
 
-from ...support.join_tools import start_process  # noqa: F401  (fixtures)
 from ...support.process_tools import OTHER_UID, as_root, change_owner
 
 
