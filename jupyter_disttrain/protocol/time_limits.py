@@ -175,10 +175,6 @@ FIRST_POLL_SECONDS = 0.2  # between the first two checks of a job's state
 SLOWEST_POLL_SECONDS = 5.0  # the longest time between two
 CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm continues by itself if it takes longer
 
-# launchers.slurm.cancel_on_exit
-SENTRY_BEAT_SECONDS = 2  # between two heartbeats of a notebook that waits for its job
-SENTRY_STALE_SECONDS = 30  # without one, before the job is cancelled; a shared file system may be slow
-
 # launchers.slurm.monitor
 WARN_AT_SECONDS = (600.0, 300.0, 60.0)  # before a job's time limit
 WATCH_POLL_SECONDS = 5.0  # between two checks of a job's state

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ...launchers.folders import Folders
     from ...launchers.placement import Placement
     from ...launchers.slurm.allocated_nodes import AllocatedNodes
-    from ...launchers.slurm.job_state import JobState
 
 
 def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
@@ -62,9 +61,12 @@ def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str]
     )
     allocated = obtain(config.sbatch, config.count, folders, report, taken)
     try:
-        between = _between_nodes(allocated, wanted)
+        reports = survey_by(
+            lambda node, command: step_command(allocated, node, command), allocated.nodes, wanted, allocated.addresses()
+        )
+        between = over(reports, wanted, "slurm")
     except LaunchError as error:
-        raise _why(allocated, allocated.job.state(), error) from error
+        raise _why(allocated, error) from error
     return replace(
         between,
         hosts=tuple(HostSlots(name=node, slots=allocated.per_node) for node in allocated.nodes),
@@ -74,16 +76,10 @@ def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str]
     )
 
 
-def _between_nodes(allocated: AllocatedNodes, wanted: HostRequirements) -> Placement:
-    reports = survey_by(
-        lambda node, command: step_command(allocated, node, command), allocated.nodes, wanted, allocated.addresses()
-    )
-    return over(reports, wanted, "slurm")
-
-
-def _why(allocated: AllocatedNodes, state: JobState, error: LaunchError) -> LaunchError:
+def _why(allocated: AllocatedNodes, error: LaunchError) -> LaunchError:
     """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
+    state = allocated.job.state()
     if state.state not in ("RUNNING", UNKNOWN):
-        return LaunchError(over_text(allocated.job.state() if allocated.is_own else state, state))
+        return LaunchError(over_text(allocated.job.state(), state))  # it may have been completing
     other = "the job was ended; --exclude=HOST" if allocated.is_own else "--new-job --exclude=HOST"
     return LaunchError(f"{allocated.label}: {error}\n  {other} requests other nodes from Slurm")

@@ -7,6 +7,7 @@ Does not cover: starting ranks on them (``launcher``).
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.slurm import gpu_count, name_of
 from ...sigint import deferred_interrupts
-from ..batch_environment import clean_env
 from .allocation import Allocation
-from .batch_script import BatchScript
-from .cancel_on_exit import SIGN, Sentry, relieve
-from .commands import ask
+from .batch_script import batch_script, job_name
+from .cancel_on_exit import cancelled_on_exit
+from .commands import ask, slurm_environment
 from .job import SlurmJob
-from .texts import no_gpus_text, running_text, waiting_text
+from .texts import running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 START_FILE = "start_ranks.sh"  # in a folder that is removed with the cluster
 LOG = "slurm-%j.log"  # in the folder of logs, which are kept
-_NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
+_NODE_ADDRESS = re.compile(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,8 @@ class AllocatedNodes:
     @property
     def env(self) -> list[str]:
         """The ``env`` prefix of a command that has to use these nodes, and no other job around the notebook."""
-        return [*clean_env(), *self.prefix]
+        others = sorted(os.environ.keys() - slurm_environment().keys())
+        return ["env", *(argument for name in others for argument in ("-u", name)), *self.prefix]
 
     @property
     def label(self) -> str:
@@ -87,13 +88,11 @@ class AllocatedNodes:
 
     def addresses(self) -> dict[str, str]:
         """Return the address at which Slurm reaches each node, for nodes whose names this host can resolve."""
-        answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
-        found = [dict(_NODE_FIELD.findall(line)) for line in answer.output.splitlines()]
-        names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
+        names = dict(_NODE_ADDRESS.findall(ask("scontrol", "show", "node", "-o", ",".join(self.nodes)).output))
         addresses: dict[str, str] = {}
         for node in self.nodes:
             with contextlib.suppress(OSError):  # without it, the network is chosen from the nodes' reports only
-                addresses[node] = socket.gethostbyname(names.get(node) or node)
+                addresses[node] = socket.gethostbyname(names.get(node, node))
         return addresses
 
 
@@ -137,24 +136,23 @@ def obtain(
         )
     nodes, per_node = options.shape(ranks)
     log = str(folders.run / LOG)
-    script = BatchScript(
-        cluster_id=folders.cluster_id,
-        nodes=nodes,
-        per_node=per_node,
+    script = batch_script(
+        folders.cluster_id,
+        nodes,
+        per_node,
         folder=str(Path.cwd()),
         log=log,
         start_file=start_file,
-        sign_file=str(folders.profile / SIGN),
         survives_nodes=options.start == "srun",
     )
     has_name = any(name_of(option) == "job-name" for option in options.lines)
-    sentry = Sentry(folders)
-    taken.callback(sentry.leave)
+    guard = taken.enter_context(cancelled_on_exit(folders, start_file))
     with deferred_interrupts():  # a job whose number was not read could not be cancelled
-        job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
+        job = SlurmJob.submit(script, options.lines, "" if has_name else job_name(folders.cluster_id))
+        # Before ``guard`` is left: if the notebook is killed meanwhile, that cancels the job.
         taken.callback(_end, job, log.replace("%j", job.job_id))
-        sentry.guard(job.job_id)
-    state = job.wait_until_running(lambda state: _report_waiting(state, report))
+        guard(job.job_id)
+    state = job.wait_until_running(lambda state: report(waiting_text(state)))
     report(running_text(state))
     return AllocatedNodes(
         job_id=state.job_id,
@@ -172,22 +170,19 @@ def _gpus_of_each(state: JobState, options: SlurmOptions, report: Callable[[str]
     found = state.gpus // max(1, len(state.nodes))
     found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
     if options.gpu_option and not found:
-        report(no_gpus_text(state, options.gpu_option))
+        report(
+            f"job {state.job_id}: {options.gpu_option} requests GPUs, but Slurm reports none, so the ranks use CPUs; "
+            "set their number per node with --gpus-per-node"
+        )
     return found
 
 
 def _end(job: SlurmJob, log: str) -> None:
     """End a job that is ours, and wait until its nodes are free; an empty log is removed."""
     job.cancel()
-    relieve(job.job_id)  # not before: if the notebook is killed meanwhile, the sentry cancels the job
     written = Path(log)
     if written.exists() and not written.stat().st_size:
         written.unlink()
-
-
-def _report_waiting(state: JobState, report: Callable[[str], None]) -> None:
-    if not (state.runs or state.is_over):
-        report(waiting_text(state))
 
 
 def step_command(allocated: AllocatedNodes, host: str, command: list[str]) -> list[str]:

@@ -22,17 +22,11 @@ if TYPE_CHECKING:
     from ...config.slurm import SlurmOptions
     from .job_state import JobState
 
-_CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_CPUS = re.compile(r"(\d+)(?:\(x\d+\))?")
 # Variables of the job itself, which srun does not read and programs on its nodes may.
 _FACTS = (
-    "SLURM_TMPDIR",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_PARTITION",
-    "SLURM_JOB_ACCOUNT",
-    "SLURM_SUBMIT_DIR",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_ARRAY_TASK_ID",
+    *("SLURM_TMPDIR", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT"),
+    *("SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
 )
 
 
@@ -42,7 +36,6 @@ class Allocation:
 
     job_id: str
     nodes: tuple[str, ...]
-    node_list: str  # the same nodes in Slurm's short form
     ranks_per_node: int  # ranks per node that it was made for
     most_per_node: int  # largest number of ranks per node
     gpus_per_node: int = 0
@@ -85,7 +78,6 @@ class Allocation:
         return cls(
             job_id=state.job_id,
             nodes=state.nodes,
-            node_list=state.node_list,
             ranks_per_node=ranks,
             most_per_node=max(ranks, cpus, 1),
             gpus_per_node=gpus,
@@ -142,22 +134,20 @@ class Allocation:
         nodes, per_node
             How many of its nodes are used, and the ranks on each.
         """
+        hosts = ",".join(self.nodes[:nodes])
         values = {
-            "SLURM_JOB_ID": self.job_id,
-            "SLURM_JOBID": self.job_id,
-            "SLURM_JOB_NODELIST": ",".join(self.nodes[:nodes]),
-            "SLURM_NODELIST": ",".join(self.nodes[:nodes]),
-            "SLURM_JOB_NUM_NODES": str(nodes),
-            "SLURM_NNODES": str(nodes),
+            **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), self.job_id),
+            **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), hosts),
+            **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), nodes),
             "SLURM_TASKS_PER_NODE": f"{per_node}(x{nodes})",
             # The notebook itself may be a step that holds all CPUs. A variable also applies to the daemons that mpirun
             # starts by srun.
-            "SLURM_OVERLAP": "1",
+            "SLURM_OVERLAP": 1,
+            **{name: environ[name] for name in _FACTS if name in environ},
         }
-        values |= {name: environ[name] for name in _FACTS if name in environ}
         return [f"{name}={value}" for name, value in values.items()]
 
 
 def least_cpus(text: str) -> int:
     """Return the smallest number in ``"4(x2),2"``; 0 if there is none."""
-    return min((int(count) for count, _ in _CPUS.findall(text)), default=0)
+    return min(map(int, _CPUS.findall(text)), default=0)

@@ -15,13 +15,13 @@ from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Instance, Unicode
 
 from ...protocol.environment import MPI_HEALS, MPI_PREFIX
+from ...protocol.time_limits import HURRIED_POLL_SECONDS
 from ..local import OneProcess
 from ..mpi import MPIRanks
 from ..ssh import EARLY, rank_command
 from .allocated_nodes import AllocatedNodes, step_command
-from .batch_script import StartScript
-from .cancel_on_exit import relieve
-from .monitor import Poller
+from .batch_script import start_script
+from .monitor import JobMonitor
 
 # Slurm's name of the node, which orders the ranks: the host's own name may differ.
 _ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
@@ -29,7 +29,10 @@ _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables t
 
 
 def write_script(allocated: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str) -> bool:
-    """Write the script that starts all ranks, atomically: a job waits for it. Returns whether MPI can be repaired."""
+    """Write the script that starts all ranks, atomically: a job waits for it, and then ends with its ranks.
+
+    Returns whether MPI can be repaired.
+    """
     exports = {name: environment[name] for name in EARLY if name in environment}
     mpirun: list[str] = []
     heals = False
@@ -40,18 +43,12 @@ def write_script(allocated: AllocatedNodes, environment: dict[str, str], environ
         exports |= {name: value for name, value in mpi.get_env().items() if name.startswith(_FOR_MPIRUN)}
         exported = [argument for name in (MPI_HEALS, *EARLY) if name in exports for argument in ("-x", name)]
         mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if heals else []), *exported]
-    script = StartScript(
-        nodes=len(allocated.nodes),
-        per_node=allocated.per_node,
-        command=(*_ON_NODE, *rank_command(environment_file)),
-        environment=exports,
-        mpirun=tuple(mpirun),
-    ).render()
+    command = [*_ON_NODE, *rank_command(environment_file)]
+    text = start_script(len(allocated.nodes), allocated.per_node, command, exports, mpirun)
     half = Path(f"{allocated.start_file}.half")
     with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        opened.write(script)
+        opened.write(text)
     half.rename(allocated.start_file)
-    relieve(allocated.job_id)  # from here on the job ends with its ranks, and those with the controller
     return heals
 
 
@@ -66,7 +63,7 @@ class JobRanks(EngineLauncher):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.poller = Poller(self.allocated.job)
+        self.monitor = JobMonitor(self.allocated.job)
 
     def find_args(self) -> list[str]:
         """Return the command that started the job, for ipyparallel's log."""
@@ -81,19 +78,19 @@ class JobRanks(EngineLauncher):
 
     def alive(self) -> bool:
         """Whether the job runs, by Slurm's last reply; Slurm is queried again if that is old."""
-        self.poller.tick()
-        return not self.poller.over
+        self.monitor.tick()
+        return not self.monitor.over
 
     @property
     def runs(self) -> bool:
         """The same as :meth:`alive`, with more frequent queries, for a caller that waits for the end."""
-        self.poller.hurry()
-        return self.alive()
+        self.monitor.tick(HURRIED_POLL_SECONDS)
+        return not self.monitor.over
 
     @property
     def fate(self) -> str:
         """Why the job is over, once it is."""
-        return self.poller.over
+        return self.monitor.over
 
     def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (the log is kept)
         """Return the output of the job's script."""

@@ -18,8 +18,7 @@ import pytest
 from jupyter_disttrain.client.startup import job_watch
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.features.batch_jobs.templates import LSFRanks, PBSRanks
-from jupyter_disttrain.launchers.slurm import allocated_nodes, commands, job, queue
+from jupyter_disttrain.launchers.slurm import allocated_nodes, batch_script, cancel_on_exit, commands, job
 from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, step_command
 from jupyter_disttrain.launchers.slurm.allocation import Allocation
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
@@ -128,19 +127,56 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], 
 NEVER = "exec sleep 600"
 
 
-def test_unanswered_queue_query_does_not_affect_the_job(
+def test_position_is_that_in_the_queue_and_unknown_if_slurm_does_not_list_it(
     fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "COMMANDS_STATE_SECONDS", 0.1)
-    monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 5.0)
+    state = dataclasses.replace(from_scontrol(RUNNING), state="PENDING")
+    fake("squeue", "printf '%s\\n' '3' '5_[1-9]' '7' '8'")
+    assert SlurmJob("7").position(state) == 3
+    assert SlurmJob("9").position(state) is None
+    assert SlurmJob("7").position(dataclasses.replace(state, reason="JobHeldUser")) is None
+    monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 0.1)
     fake("squeue", NEVER)
-    waits = RUNNING.replace("RUNNING", "PENDING").replace("node[1-2]", "")
-    fake("scontrol", f"echo '{waits}'")
-    state = SlurmJob("7").state(with_position=True)
-    assert (state.state, state.position) == ("PENDING", None)
-    fake("scontrol", f"[ $2 = hostnames ] && {NEVER}; echo '{RUNNING.replace('node', 'other')}'")
+    assert SlurmJob("7").position(state) is None
+
+
+def test_state_is_unknown_until_slurm_lists_the_nodes(
+    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job, "COMMANDS_STATE_SECONDS", 1.0)
-    assert SlurmJob("7").state().state == "UNKNOWN"
+    record = f"echo '{RUNNING.replace('node', 'other')}'"
+    for answer in (NEVER, "exit 1"):
+        fake("scontrol", f"[ $2 = hostnames ] && {answer}; {record}")
+        assert SlurmJob("7").state().state == "UNKNOWN"
+    fake("scontrol", f"[ $2 = hostnames ] && exec echo other1 other2; {record}")
+    assert SlurmJob("7").state().nodes == ("other1", "other2")
+    fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert SlurmJob("7").state().state == "GONE"
+
+
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_job_of_a_notebook_that_has_ended_is_cancelled_unless_ranks_were_started(folder: Path, has_ranks: bool) -> None:
+    start, profile, run = folder / "profile" / "start.sh", folder / "profile", folder / "run"
+    profile.mkdir()
+    run.mkdir()
+    if has_ranks:
+        start.touch()
+    command = ["/bin/bash", "-c", cancel_on_exit._PROGRAM, "x", str(start), "/bin/echo", str(run), str(profile)]
+    done = subprocess.run(command, input="7\n", capture_output=True, text=True, check=False)
+    assert done.stdout == ("" if has_ranks else "7\n")
+    assert (profile.exists(), run.exists()) == (has_ranks, has_ranks)
+
+
+def test_job_ends_if_its_node_does_not_see_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_script, "UNSEEN_SECONDS", 0)
+    start = folder / "a b" / "start.sh"
+    text = batch_script.batch_script("x", 1, 1, folder="/", log="/log", start_file=str(start))
+    done = subprocess.run(["/bin/bash"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"can't read {start.parent}: the notebook has ended, or this host does not share its folders" in done.stderr
+    start.parent.mkdir()
+    start.write_text("echo ranks")
+    assert subprocess.run(["/bin/bash"], input=text, capture_output=True, text=True, check=True).stdout == "ranks\n"
 
 
 class FakeJob:
@@ -228,13 +264,6 @@ def test_late_or_malformed_sbatch_reply_leaves_no_unnamed_job(
         SlurmJob.submit("", name="disttrain-x")
 
 
-def test_failed_host_list_is_queried_again(fake: Callable[[str, str], None]) -> None:
-    fake("scontrol", "exit 1")
-    assert job.expand("other[7-8]") == ("other[7-8]",)
-    fake("scontrol", "echo other7; echo other8")
-    assert job.expand("other[7-8]") == ("other7", "other8")
-
-
 def test_cancel_timeout_names_the_job(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
@@ -258,32 +287,6 @@ def test_option_is_not_matched_as_a_prefix_of_a_longer_one(line: str, message: s
     args = parse("dist_init", line)
     with pytest.raises(UsageError, match=message):
         slurm_of(args, args.launcher or "mpi", args.unknown)
-
-
-@pytest.mark.parametrize(("kind", "command", "output"), [(PBSRanks, "qsub", "7"), (LSFRanks, "bsub", "Job <7>")])
-def test_batch_system_does_not_get_jupyter_tokens(
-    fake: Callable[[str, str], None],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[PBSRanks | LSFRanks],
-    command: str,
-    output: str,
-) -> None:
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret")
-    monkeypatch.setenv("WANTED", "here")
-    fake(command, f"env > {folder}/environment; cat $1 > {folder}/script; echo '{output}'")
-    ranks = kind(
-        join_file="/shared/run.json",
-        mpirun=["mpirun"],
-        profile_dir=str(folder),
-        work_dir=str(folder),
-        output_file="/log",
-    )
-    assert ranks.submit() == "7"
-    assert (folder / "script").read_text() == ranks.render()
-    environment = (folder / "environment").read_text()
-    assert "WANTED=here" in environment
-    assert "secret" not in environment
 
 
 def test_replacement_starts_with_variables_read_by_python_itself() -> None:
