@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 def place_in_job(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
     """Use the nodes of an allocation, or submit a job and wait for its nodes; probe each node.
 
-    Parameters
-    ----------
-    report
-        Called with a line on the queue, each time it changes.
-    taken
-        Receives a callback that ends the job.
+    The parameters are those of :func:`~.host_placement.place`.
 
     Raises
     ------

@@ -59,29 +59,20 @@ def find(which: str, ssh: str) -> JobFile | ClusterFile:
     remote = split(which)
     if remote is not None:
         job_file = Tunnel(*remote, split_command(ssh)).job_file
-        return left_by_notebook(job_file, which) or job_file
+        return _left_by_notebook(job_file, which) or job_file
     path = full_path(which)
-    job_file = read(Path(path))
+    job_file = _read(Path(path))
     _check_reached(job_file, path)
-    there = left_by_notebook(job_file, path)
-    if there is None:
-        return job_file
-    if there.is_held:
+    there = _left_by_notebook(job_file, path)
+    if there is not None and there.is_held:
         raise UsageError(
             f"the ranks of {path} are held by {there.holder} on {there.host}, which still runs; use them there, or "
             "shut that kernel down or restart it first"
         )
-    return there
+    return there or job_file
 
 
-def read(path: Path) -> JobFile:
-    """Read a job's file.
-
-    Raises
-    ------
-    UsageError
-        If it can't be read; the message states what to do.
-    """
+def _read(path: Path) -> JobFile:
     try:
         job_file = parse_job_file(read_own(path), str(path))
     except FileNotFoundError:
@@ -138,15 +129,14 @@ def _check_reached(job_file: JobFile, path: str) -> None:
         ) from error
 
 
-def left_by_notebook(job_file: JobFile, path: str) -> ClusterFile | None:
+def _left_by_notebook(job_file: JobFile, path: str) -> ClusterFile | None:
     """Return the cluster file of an earlier notebook, with paths valid on this host; None if there was none."""
     profile = Path(job_file.profile)
     try:
         there = ClusterFile.read(profile)
     except FileNotFoundError:
         return None
-    config = there.config | {"job_file": path}
-    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=config)
+    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=there.config | {"job_file": path})
 
 
 def _own_part(profile: Path) -> Path:

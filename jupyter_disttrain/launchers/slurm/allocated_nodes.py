@@ -101,18 +101,8 @@ def obtain(
 ) -> AllocatedNodes:
     """Use the nodes of the allocation around this process, or submit a job and wait until it has nodes.
 
-    Parameters
-    ----------
-    options
-        The user's options.
-    ranks
-        The total number of ranks, if the user has set it.
-    folders
-        The cluster's folders; the nodes must see them too.
-    report
-        Called with one line about the queue each time it changes.
-    taken
-        Receives the callback that ends a job, as soon as there is one.
+    ``ranks`` is their total number, if the user has set it. ``report`` is called with one line about the queue each
+    time it changes; ``taken`` receives the callback that ends a job, as soon as there is one.
 
     Raises
     ------
@@ -149,8 +139,8 @@ def obtain(
     guard = taken.enter_context(cancelled_on_exit(folders, start_file))
     with deferred_interrupts():  # a job whose number was not read could not be cancelled
         job = SlurmJob.submit(script, options.lines, "" if has_name else job_name(folders.cluster_id))
-        # Before ``guard`` is left: if the notebook is killed meanwhile, that cancels the job.
-        taken.callback(_end, job, log.replace("%j", job.job_id))
+        log = log.replace("%j", job.job_id)
+        taken.callback(_end, job, log)  # while ``guard`` still runs: if the notebook is killed, that cancels the job
         guard(job.job_id)
     state = job.wait_until_running(lambda state: report(waiting_text(state)))
     report(running_text(state))
@@ -159,7 +149,7 @@ def obtain(
         nodes=state.nodes,
         per_node=per_node,
         start_file=start_file,
-        log=state.log or log.replace("%j", state.job_id),
+        log=log,
         starts_with=options.start,
         gpus_per_node=_gpus_of_each(state, options, report),
     )
@@ -187,15 +177,5 @@ def _end(job: SlurmJob, log: str) -> None:
 
 def step_command(allocated: AllocatedNodes, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
-    return [
-        *allocated.env,
-        "srun",
-        f"--jobid={allocated.job_id}",
-        "--overlap",
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={host}",
-        *command,
-    ]
+    one = ("--overlap", "--mpi=none", "--cpu-bind=none", "--nodes=1", "--ntasks=1", f"--nodelist={host}")
+    return [*allocated.env, "srun", f"--jobid={allocated.job_id}", *one, *command]

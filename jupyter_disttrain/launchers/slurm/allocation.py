@@ -56,7 +56,7 @@ class Allocation:
         if state.state == UNKNOWN:
             raise LaunchError(
                 f"the notebook is in the allocation {job_id}, whose state Slurm does not report now ({state.reason}); "
-                "try again later; sdiag or sinfo show whether Slurm responds"
+                "try again later"
             )
         if not state.runs or not state.nodes:
             raise LaunchError(
@@ -84,12 +84,7 @@ class Allocation:
         )
 
     def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:
-        """Return nodes and ranks per node: those requested, else those that the allocation was made for.
-
-        Parameters
-        ----------
-        ranks
-            The total, if the user has set it with ``-n``.
+        """Return nodes and ranks per node: those requested, ``ranks`` in total, else those that it was made for.
 
         Raises
         ------
@@ -106,7 +101,9 @@ class Allocation:
         if ranks is None:
             nodes, per_node = options.nodes or len(self.nodes), per_node or self.ranks_per_node
         else:
-            nodes = options.nodes or (ranks // per_node if per_node else self._nodes_for(ranks))
+            # Without both numbers, the most nodes that give each the same number of ranks.
+            even = (count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
+            nodes = options.nodes or (ranks // per_node if per_node else next(even))
             per_node = per_node or ranks // max(nodes, 1)
             if nodes * per_node != ranks:
                 raise UsageError(
@@ -122,18 +119,8 @@ class Allocation:
             )
         return nodes, per_node
 
-    def _nodes_for(self, ranks: int) -> int:
-        """Return the largest number of nodes that gives each the same number of ranks."""
-        return next(count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
-
     def variables(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-        """Return the variables, as ``NAME=VALUE``, with which a command uses the allocation and ignores any step in it.
-
-        Parameters
-        ----------
-        nodes, per_node
-            How many of its nodes are used, and the ranks on each.
-        """
+        """Return ``NAME=VALUE`` of a command that uses some nodes of the allocation, and ignores any step in it."""
         hosts = ",".join(self.nodes[:nodes])
         values = {
             **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), self.job_id),

@@ -54,20 +54,10 @@ def job_name(cluster_id: str) -> str:
 def batch_script(
     cluster_id: str, nodes: int, per_node: int, *, folder: str, log: str, start_file: str, survives_nodes: bool = False
 ) -> str:
-    """Return the script that is submitted.
+    """Return the script that is submitted: it waits for ``start_file``, the script that starts the ranks in ``folder``.
 
-    Parameters
-    ----------
-    nodes, per_node
-        The number of nodes, and of ranks on each.
-    folder
-        The working directory of the ranks.
-    log
-        The job's log file; ``%j`` is its number.
-    start_file
-        The script that starts the ranks.
-    survives_nodes
-        Whether the ranks of other nodes continue when one fails.
+    ``log`` is the job's log file, with ``%j`` for its number; with ``survives_nodes`` the ranks of other nodes continue
+    when one fails.
     """
     options = (
         f"--job-name={job_name(cluster_id)}",
@@ -94,16 +84,9 @@ def batch_script(
 def start_script(
     nodes: int, per_node: int, command: Sequence[str], environment: Mapping[str, str], mpirun: Sequence[str] = ()
 ) -> str:
-    """Return the script that starts the ranks, which outlive the death of others, on the nodes of a job.
+    """Return the script that starts the ranks, each with ``command``, so that they outlive the death of others.
 
-    Parameters
-    ----------
-    command
-        The command of a rank.
-    environment
-        Variables of the program that starts the ranks.
-    mpirun
-        Open MPI's mpirun with its first options; empty: srun starts the ranks.
+    ``environment`` is that of the program that starts them: Open MPI's ``mpirun``, with its first options, or srun.
     """
     count = nodes * per_node
     if mpirun:

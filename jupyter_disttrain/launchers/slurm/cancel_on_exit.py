@@ -32,24 +32,10 @@ rmdir -- "$3"
 
 @contextlib.contextmanager
 def cancelled_on_exit(folders: Folders, start_file: str) -> Iterator[Callable[[str], None]]:
-    """Run the process; leaving the context, or dropping it, ends the process without cancelling the job.
+    """Run the process, and yield a function that sends it the job's number.
 
-    Parameters
-    ----------
-    folders
-        The cluster's folders, which the process removes if the notebook has ended.
-    start_file
-        The script that starts the ranks: once it exists, the job ends with its ranks.
-
-    Yields
-    ------
-    callable
-        Sends the process the job's number.
-
-    Raises
-    ------
-    LaunchError
-        If there is no scancel.
+    Leaving the context, or dropping it, ends the process without cancelling the job. Once ``start_file``, the script
+    that starts the ranks, exists, the job ends with its ranks. Raises a LaunchError if there is no scancel.
     """
     arguments = [start_file, find("scancel"), str(folders.run), *map(str, folders.removable)]
     with subprocess.Popen(  # noqa: S603

@@ -29,20 +29,18 @@ _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMIX_", "PMI_")  # prefixes of varia
 _KEPT_OF_A_JOB = frozenset({"SLURM_CONF", "SLURM_JWT"})
 
 
-class SilentError(LaunchError):
-    """Slurm did not reply in time; whether it carried out the request is unknown."""
-
-
 class Answer(NamedTuple):
     """Result of a command."""
 
-    code: int
+    code: int | None  # None: it did not reply in time; whether Slurm carried out the request is unknown
     output: str
     complaint: str  # its stderr
 
     @property
     def trouble(self) -> str:
-        """Why it failed, on one line."""
+        """Why it failed, on one line; empty if it succeeded."""
+        if self.code == 0:
+            return ""
         lines = [line.strip() for line in (self.complaint or self.output).splitlines()]
         return "; ".join(filter(None, lines)) or f"it exited with code {self.code} and printed nothing"
 
@@ -75,10 +73,7 @@ def find(command: str) -> str:
 
 
 def ask(
-    *command: str,
-    text: str = "",
-    environment: Mapping[str, str] | None = None,
-    limit_s: float | None = None,
+    *command: str, text: str = "", environment: Mapping[str, str] | None = None, limit_s: float | None = None
 ) -> Answer:
     """Run one of Slurm's commands in a session of its own, which the notebook's interrupts do not reach.
 
@@ -96,7 +91,7 @@ def ask(
     Raises
     ------
     LaunchError
-        If the command does not exist; a SilentError if it does not end in time.
+        If the command does not exist.
     """
     limit_s = COMMAND_SECONDS if limit_s is None else limit_s
     try:
@@ -112,8 +107,7 @@ def ask(
             start_new_session=True,
             check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise SilentError(
-            f"{command[0]} did not end within {limit_s:g} s; check with sdiag or sinfo whether Slurm responds"
-        ) from error
+    except subprocess.TimeoutExpired:
+        late = f"{command[0]} did not end within {limit_s:g} s; check with sdiag or sinfo whether Slurm responds"
+        return Answer(None, "", late)
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
 from ...protocol.time_limits import CANCEL_SECONDS, COMMANDS_STATE_SECONDS, FIRST_POLL_SECONDS, SLOWEST_POLL_SECONDS
-from .commands import SilentError, ask, slurm_environment
+from .commands import ask, slurm_environment
 from .job_state import GONE, UNKNOWN, JobState, from_scontrol
 from .texts import over_text
 
@@ -45,18 +45,10 @@ class SlurmJob:
 
     @classmethod
     def submit(cls, script: str, options: tuple[str, ...] = (), name: str = "") -> SlurmJob:
-        """Submit a script with sbatch.
+        """Submit a script, with the user's options, by sbatch.
 
-        Parameters
-        ----------
-        script
-            The script, with its ``#SBATCH`` lines.
-        options
-            The user's options, which override variables such as SBATCH_PARTITION.
-        name
-            The job's name, by which it is cancelled if its number is unknown; empty: it has no unique name.
-
-        Call it with interrupts deferred: a job whose number was not read can't be cancelled.
+        Call it with interrupts deferred: a job whose number was not read can be cancelled only by ``name``, which is
+        empty if it is not unique.
 
         Raises
         ------
@@ -64,11 +56,8 @@ class SlurmJob:
             If Slurm rejects it, with Slurm's message, or does not confirm it.
         """
         environment = {key: value for key, value in slurm_environment().items() if key not in _OVERRIDING}
-        try:
-            answer = ask("sbatch", "--parsable", *options, text=script, environment=environment)
-        except SilentError as error:
-            raise LaunchError(f"{error}; {_cancel_by_name(name)}") from error
-        if answer.code and _SILENT.search(answer.trouble):
+        answer = ask("sbatch", "--parsable", *options, text=script, environment=environment)
+        if answer.code is None or _SILENT.search(answer.trouble):
             raise LaunchError(f"Slurm does not respond: {answer.trouble}; {_cancel_by_name(name)}")
         if answer.code:
             raise LaunchError(
@@ -85,14 +74,13 @@ class SlurmJob:
         """Ask Slurm for the state: ``UNKNOWN`` if Slurm does not respond, ``GONE`` if it has no record of the job."""
         try:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=COMMANDS_STATE_SECONDS)
-            if answer.code and _NO_SUCH_JOB in answer.complaint + answer.output:
-                return JobState(job_id=self.job_id, state=GONE)
-            if answer.code:
-                return JobState(job_id=self.job_id, state=UNKNOWN, reason=answer.trouble)
-            state = from_scontrol(answer.output)
-            return replace(state, nodes=expand(state.node_list)) if state.node_list else state
-        except LaunchError:
-            return JobState(job_id=self.job_id, state=UNKNOWN, reason="Slurm does not respond")
+            if answer.code == 0:
+                state = from_scontrol(answer.output)
+                return replace(state, nodes=expand(state.node_list)) if state.node_list else state
+            why = answer.trouble
+        except LaunchError as error:
+            why = str(error)
+        return JobState(job_id=self.job_id, state=GONE if _NO_SUCH_JOB in why else UNKNOWN, reason=why)
 
     def position(self, state: JobState) -> int | None:
         """Ask Slurm for the position among the pending jobs of its partition, from 1 on.
@@ -102,20 +90,12 @@ class SlurmJob:
         """
         if not state.waits or state.reason in _NOT_QUEUED or not state.partition:
             return None
-        command = ("squeue", "--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%i")
-        try:
-            waiting = ask(*command, "--sort=-p,i", limit_s=COMMANDS_STATE_SECONDS).output.split()
-        except LaunchError:
-            return None
+        asked = ("--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%i", "--sort=-p,i")
+        waiting = ask("squeue", *asked, limit_s=COMMANDS_STATE_SECONDS).output.split()
         return waiting.index(self.job_id) + 1 if self.job_id in waiting else None
 
     def wait_until_running(self, on_change: Callable[[JobState], None]) -> JobState:
-        """Wait while it is in the queue.
-
-        Parameters
-        ----------
-        on_change
-            Called with each state before it runs that differs from the one before.
+        """Wait until it runs; calls ``on_change`` with each state that differs from the one before.
 
         Raises
         ------
@@ -149,13 +129,11 @@ class SlurmJob:
         deadline = time.monotonic() + CANCEL_SECONDS
         pause_s = 0.05
         if not self.state().is_over:
-            by_hand = f"run scancel {self.job_id}"
-            try:
-                answer = ask("scancel", self.job_id)
-            except SilentError as error:
-                raise LaunchError(f"job {self.job_id} may not be cancelled: {error}; {by_hand}") from error
-            if answer.code and _NO_SUCH_JOB not in answer.complaint:
-                raise LaunchError(f"job {self.job_id} could not be cancelled: {answer.trouble}; {by_hand}")
+            answer = ask("scancel", self.job_id)
+            if answer.code != 0 and _NO_SUCH_JOB not in answer.trouble:
+                raise LaunchError(
+                    f"job {self.job_id} could not be cancelled: {answer.trouble}; run scancel {self.job_id}"
+                )
         while not self.state().is_over and time.monotonic() < deadline:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
@@ -169,24 +147,15 @@ def _cancel_by_name(name: str) -> str:
     if not name:
         return "squeue --me shows whether Slurm has accepted the job nevertheless; try again later"
     command = ("scancel", f"--user={getpass.getuser()}", f"--name={name}")
-    try:
-        is_done = not ask(*command, limit_s=COMMANDS_STATE_SECONDS).code
-    except LaunchError:
-        is_done = False
+    is_done = ask(*command, limit_s=COMMANDS_STATE_SECONDS).code == 0
     effect = "it is cancelled" if is_done else f"{' '.join(command)} cancels it"
     return f"if Slurm has accepted the job nevertheless, {effect}; try again later"
 
 
 @cache
 def expand(node_list: str) -> tuple[str, ...]:
-    """Return the hosts of a list such as ``node[1-3]``.
-
-    Raises
-    ------
-    LaunchError
-        If Slurm does not reply; the next call asks again.
-    """
+    """Return the hosts of a list such as ``node[1-3]``; raises a LaunchError, and is not cached, without a reply."""
     answer = ask("scontrol", "show", "hostnames", node_list, limit_s=COMMANDS_STATE_SECONDS)
-    if answer.code:
-        raise LaunchError(f"Slurm did not list the nodes of {node_list}: {answer.trouble}")
+    if answer.code != 0:
+        raise LaunchError(answer.trouble)
     return tuple(answer.output.split())

@@ -45,8 +45,8 @@ class JobState:
     node_list: str = ""  # in Slurm's short form, such as node[1-3]
     nodes: tuple[str, ...] = ()  # its hosts
     requeued: int = 0  # how often it was requeued
-    exit_code: int | None = None  # set once it has ended
-    exit_signal: int | None = None
+    exit_code: int = 0  # once it has ended
+    exit_signal: int = 0
     gpus: int = 0  # on all its nodes together
     cpus: int = 0  # on all its nodes together
     tasks: int = 0  # on all its nodes together
@@ -94,8 +94,8 @@ def from_scontrol(text: str) -> JobState:
         time_limit="" if endless else fields.get("TimeLimit", ""),
         node_list=fields.get("NodeList", ""),
         requeued=_first(fields.get("Restarts", "")),
-        exit_code=_first(code) if state in OVER else None,
-        exit_signal=_first(number) if state in OVER else None,
+        exit_code=_first(code),
+        exit_signal=_first(number),
         gpus=_gpus_of(fields),
         cpus=_first(fields.get("NumCPUs", "")),
         tasks=_first(fields.get("NumTasks", "")),

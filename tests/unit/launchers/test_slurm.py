@@ -69,7 +69,8 @@ def test_step_survives_the_death_of_one_rank() -> None:
         "export A='b c'",
         (
             "exec srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --distribution=block "
-            "--nodes=2 --ntasks=8 --ntasks-per-node=4 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} python"
+            "--nodes=2 --ntasks=8 --ntasks-per-node=4 "
+            "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} python"
         ),
     ]
     assert start_script(2, 4, ["python"], {}, ["mpirun"]).splitlines()[-1] == (
@@ -86,7 +87,6 @@ def test_job_is_parsed_from_scontrol_output() -> None:
     assert (state.gpus, state.cpus, state.tasks_per_node, state.log) == (8, 16, 4, "/logs/7.log")
     assert state.runs
     assert state.time_left_s(4000) == 600
-    assert state.exit_code is None
     assert from_scontrol(SCONTROL.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")).end_s is None
     over = from_scontrol("JobId=7 JobState=CANCELLED ExitCode=0:15 EndTime=2000 TimeLimit=UNLIMITED")
     assert (over.state, over.exit_signal, over.end_s) == ("CANCELLED", 15, 2000)

@@ -268,7 +268,7 @@ def test_cancel_timeout_names_the_job(fake: Callable[[str, str], None], monkeypa
     monkeypatch.setattr(commands, "COMMAND_SECONDS", 1.0)
     fake("scontrol", f"echo '{RUNNING.replace('NodeList=node[1-2]', '')}'")
     fake("scancel", NEVER)
-    with pytest.raises(LaunchError, match=r"job 7 may not be cancelled: .*; run scancel 7"):
+    with pytest.raises(LaunchError, match=r"job 7 could not be cancelled: .*; run scancel 7"):
         SlurmJob("7").cancel()
 
 
