@@ -10,12 +10,15 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions, parse_more, split_more
 from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.launchers.slurm import allocated_nodes
 from jupyter_disttrain.launchers.slurm.allocation import Allocation, least_cpus
 from jupyter_disttrain.launchers.slurm.batch_script import batch_script, start_script
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import JobMonitor
 from jupyter_disttrain.launchers.slurm.texts import waiting_text
+from jupyter_disttrain.notebook.magics.arguments import parse
+from jupyter_disttrain.notebook.magics.slurm_arguments import slurm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +95,45 @@ def test_job_is_parsed_from_scontrol_output() -> None:
     assert (over.state, over.exit_signal, over.end_s) == ("CANCELLED", 15, 2000)
 
 
+@pytest.mark.parametrize(
+    ("output", "gpus"),
+    [
+        ("TRES=cpu=16,node=2,billing=16,gres/gpu=8", 8),
+        ("ReqTRES=cpu=8,node=2,gres/gpu=4 AllocTRES=cpu=16,node=2,gres/gpu=8", 8),
+        ("ReqTRES=cpu=16,gres/gpu=8 AllocTRES=(null)", 8),
+        ("AllocTRES=cpu=16,gres/gpu=8,gres/gpu:a100=8", 8),
+        ("AllocTRES=cpu=16,gres/gpu:a100=6,gres/gpu:v100=2", 8),
+        ("AllocTRES=cpu=16,node=2 TresPerNode=gres/gpu:a100:4", 8),
+        ("TRES=cpu=16,node=2 TresPerNode=gres:gpu:4", 8),
+        ("TRES=cpu=16,node=2 TresPerNode=gpu:4", 8),
+        ("TRES=cpu=16,node=2 TresPerJob=gres:gpu:8", 8),
+        ("AllocTRES=cpu=16,gres/gpumem=80", 0),
+    ],
+)
+def test_job_gpus_are_parsed_for_every_version_and_site(output: str, gpus: int) -> None:
+    assert from_scontrol(f"JobId=7 JobState=RUNNING NumNodes=2 {output}").gpus == gpus
+
+
+def test_gpus_not_counted_by_the_site_are_taken_from_the_request() -> None:
+    messages: list[str] = []
+
+    def gpus_of_each(options: SlurmOptions) -> int:
+        return allocated_nodes._gpus_of_each(RUNNING, options, messages.append)
+
+    assert gpus_of_each(SlurmOptions(nodes=2, gpus_per_node="a100:4")) == 4
+    assert gpus_of_each(SlurmOptions(nodes=2, partition="gpu")) == 0
+    assert not messages
+    assert gpus_of_each(SlurmOptions(nodes=2, more=("--gres=gpu:4",))) == 0
+    assert "--gres=gpu:4 requests GPUs, but Slurm reports none, so the ranks use CPUs" in messages[0]
+    assert Allocation.of(RUNNING, {"SLURM_GPUS_ON_NODE": "4"}).gpus_per_node == 4
+
+
+@pytest.mark.parametrize("after", ["", " Power= TresPerNode=gres:gpu:4"])
+def test_job_log_path_may_contain_blanks(after: str) -> None:
+    text = f"JobId=7 StdIn=/dev/null StdOut=/home/me/my data/x.log{after}\n"
+    assert from_scontrol(text).log == "/home/me/my data/x.log"
+
+
 def test_pending_job_line_shows_position_reason_and_start() -> None:
     state = JobState(job_id="7", state="PENDING", reason="Resources", partition="gpu", start_s=9000.0)
     text = waiting_text(dataclasses.replace(state, position=3), now_s=8000.0)
@@ -160,6 +202,11 @@ def test_allocation_refuses_more_than_it_has() -> None:
     assert least_cpus("4(x2),2") == 2
 
 
+def from_line(line: str) -> SlurmOptions | None:
+    args = parse("dist_init", line)
+    return slurm_of(args, args.launcher or "mpi", args.unknown)
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -175,6 +222,9 @@ def test_allocation_refuses_more_than_it_has() -> None:
         (lambda: SlurmOptions(more=("--comment=a\n#SBATCH --wrap",)), "one line of text"),
         (lambda: SlurmOptions(nodes=3).shape(ranks=8), "-n 8 is not 3 nodes with 2 each"),
         (lambda: Cluster(slurm=SlurmOptions()), "add --launcher slurm"),
+        (lambda: from_line("--launcher slurm --ntasks=4"), "the ranks are counted by -N and --ntasks-per-node"),
+        (lambda: from_line("--launcher slurm --gpus-per 4"), "GPUs are counted by --gpus-per-node"),
+        (lambda: from_line("--share"), "unrecognized arguments: --share"),
     ],
 )
 def test_options_that_contradict_the_allocation_are_refused(ask: Callable[[], object], message: str) -> None:
