@@ -59,7 +59,7 @@ DEAF_SECONDS = 1.0  # since deferred interrupts were checked, before a further o
 # features.batch_jobs.client
 JOB_MEET_SECONDS = 60.0  # for all ranks of a job to connect
 
-# client.startup.slurm_placement
+# client.startup.host_placement
 JOB_PLACEMENT_ANSWER_SECONDS = 60.0  # for a node to reply; a job step may wait for the site's prolog
 
 # client.startup.job_watch

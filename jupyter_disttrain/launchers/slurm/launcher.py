@@ -23,8 +23,6 @@ from .allocated_nodes import AllocatedNodes, step_command
 from .batch_script import start_script
 from .monitor import JobMonitor
 
-# Slurm's name of the node, which orders the ranks: the host's own name may differ.
-_ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
 _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
 
 
@@ -43,13 +41,18 @@ def write_script(allocated: AllocatedNodes, environment: dict[str, str], environ
         exports |= {name: value for name, value in mpi.get_env().items() if name.startswith(_FOR_MPIRUN)}
         exported = [argument for name in (MPI_HEALS, *EARLY) if name in exports for argument in ("-x", name)]
         mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if heals else []), *exported]
-    command = [*_ON_NODE, *rank_command(environment_file)]
-    text = start_script(len(allocated.nodes), allocated.per_node, command, exports, mpirun)
+    text = start_script(len(allocated.nodes), allocated.per_node, _rank(environment_file), exports, mpirun)
     half = Path(f"{allocated.start_file}.half")
     with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
         opened.write(text)
     half.rename(allocated.start_file)
     return heals
+
+
+def _rank(environment_file: str) -> list[str]:
+    """Return the command of one rank."""
+    # Slurm's name of the node, which orders the ranks: the host's own name may differ.
+    return ["/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank", *rank_command(environment_file)]
 
 
 class JobRanks(EngineLauncher):
@@ -104,45 +107,33 @@ class JobRanks(EngineLauncher):
         self.notify_stop({"exit_code": None, "identifier": self.allocated.job_id})
 
 
-class AllocationRanks(OneProcess, EngineLauncher):
-    """The ranks in the allocation around the notebook, which outlives them."""
+class StepRanks(OneProcess, EngineLauncher):
+    """Ranks that a process of this machine starts on granted nodes.
+
+    They are all ranks, in the allocation around the notebook, which outlives them; or, with ``host``, one more on a
+    node to replace one that died.
+    """
 
     allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
+    host = Unicode()
+    folder = Unicode()
     heals = False
 
     def find_args(self) -> list[str]:
-        """Return the command that starts all of them."""
+        """Return the command that starts the ranks."""
+        if self.host:
+            return step_command(self.allocated, self.host, _rank(self.environment_file))
         return [*self.allocated.env, "/bin/bash", self.allocated.start_file]
 
     def start(self, n: int) -> Any:
-        """Start the ranks."""
+        """Start the ranks; srun takes the folder of one from its own."""
         self.n = n
-        self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
-        return super().start()
-
-    def get_env(self) -> dict[str, str]:
-        """Return nothing: their environment is in the scripts."""
-        return {}
-
-
-class StepRank(OneProcess, EngineLauncher):
-    """One more rank on a node of the job, to replace one that died."""
-
-    allocated = Instance(AllocatedNodes)
-    host = Unicode()
-    environment_file = Unicode()
-    folder = Unicode()
-
-    def find_args(self) -> list[str]:
-        """Return the command that starts the rank."""
-        return step_command(self.allocated, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
-
-    def start(self, n: int) -> Any:
-        """Start the rank in the folder of the others, which srun takes from its own."""
-        self.n = n
-        self.work_dir = self.folder
+        if self.host:
+            self.work_dir = self.folder
+        else:
+            self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
         return super().start()
 
     def get_env(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions, parse_more, split_more
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.launchers.slurm import allocated_nodes
-from jupyter_disttrain.launchers.slurm.allocation import Allocation, least_cpus
+from jupyter_disttrain.launchers.slurm.allocated_nodes import Allocation, least_cpus
 from jupyter_disttrain.launchers.slurm.batch_script import batch_script, start_script
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState, from_scontrol

@@ -17,12 +17,12 @@ import pytest
 
 from jupyter_disttrain.client.startup import job_watch
 from jupyter_disttrain.errors import LaunchError
+from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.launchers.slurm import batch_script, cancel_on_exit, commands, job
-from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, step_command
-from jupyter_disttrain.launchers.slurm.allocation import Allocation
+from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, Allocation, step_command
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState
-from jupyter_disttrain.launchers.slurm.launcher import StepRank
+from jupyter_disttrain.launchers.slurm.launcher import StepRanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,16 @@ def test_job_of_a_notebook_that_has_ended_is_cancelled_unless_ranks_were_started
     done = bash(cancel_on_exit._PROGRAM, str(start), "/bin/echo", str(run), str(profile), text="7\n")
     assert done.stdout == ("" if has_ranks else "7\n")
     assert (profile.exists(), run.exists()) == (has_ranks, has_ranks)
+
+
+def test_job_is_not_cancelled_by_the_process_that_its_notebook_has_ended(fake: Fake, folder: Path) -> None:
+    folders = Folders(profile=folder / "profile", run=folder / "run", local=folder / "local", cluster_id="x")
+    folders.run.mkdir()
+    fake("scancel", f"touch {folder}/cancelled")
+    with cancel_on_exit.cancelled_on_exit(folders, str(folder / "start.sh")) as guard:
+        guard("7")
+    assert not (folder / "cancelled").exists()
+    assert folders.run.exists()
 
 
 def test_job_ends_if_its_node_does_not_see_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +225,6 @@ def test_step_inherits_no_variables_of_the_enclosing_job_and_no_tokens(monkeypat
 
 
 def test_replacement_starts_with_variables_read_by_python_itself() -> None:
-    rank = StepRank(allocated=OWN, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
+    rank = StepRanks(allocated=OWN, host="node1", environment={"PYTHONSAFEPATH": "1", "DISTTRAIN_CLIENT": "x"})
     early = {"PYTHONSAFEPATH": "1", "PYTHONPATH": "", "LD_LIBRARY_PATH": ""}
     assert rank.get_env() == early, "nothing of the environment of a notebook that has joined since"

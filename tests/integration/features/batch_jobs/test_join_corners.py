@@ -103,12 +103,12 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize("start", [(), ("sh", "-c", '"$@"; exit $?', "rank")], ids=["direct", "by a script"])
-def test_ranks_of_a_killed_mpirun_end(file: Path, jobs: list[Job], start: tuple[str, ...]) -> None:
+def test_ranks_of_a_killed_mpirun_that_started_them_by_a_script_end(file: Path, jobs: list[Job]) -> None:
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     variables["PRTE_MCA_prte_local_tmpdir_base"] = str(file.parent)  # a killed mpirun leaves its own files
-    command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none", *start, *ENGINE]
-    jobs.append(Job([*command, "--join", str(file), "--backend", "none"], file.with_name("job.log"), **variables))
+    command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none"]
+    rank = ["sh", "-c", '"$@"; exit $?', "rank", *ENGINE, "--join", str(file), "--backend", "none"]
+    jobs.append(Job([*command, *rank], file.with_name("job.log"), **variables))
     content = jobs[0].wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import time\ntime.sleep(1000)", block=False)
