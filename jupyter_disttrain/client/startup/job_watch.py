@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...launchers.slurm.monitor import JobMonitor
 from ...launchers.slurm.texts import running_text
-from ...protocol.time_limits import (
-    ENDING_SECONDS,
-    HURRIED_POLL_SECONDS,
-    JOB_WATCH_LATE_SECONDS,
-    JOB_WATCH_TURN_SECONDS,
-    WATCH_POLL_SECONDS,
-)
+from ...protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WATCH_LATE_SECONDS, JOB_WATCH_TURN_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +75,7 @@ class JobWatch:
             try:
                 asked = [self._asked.get(timeout=JOB_WATCH_TURN_SECONDS)]
             except queue.Empty:
-                self._guard(self._ask)
+                self._guard(lambda: self._ask(now=False))
                 continue
             is_ending = self._guard(self._is_ending)
             while not self._asked.empty():  # the reply holds for these too, and Slurm may take long for another one
@@ -99,19 +93,21 @@ class JobWatch:
             log.exception("the state of the job could not be read or reported")
             return None
 
-    def _ask(self, every_s: float = WATCH_POLL_SECONDS) -> None:
+    def _ask(self, *, now: bool) -> None:
         was_over = self._monitor.over
-        for notice in self._monitor.tick(every_s):
-            if not self._is_closed.is_set():
-                self._on_notice(notice)
-        if self._monitor.over and not was_over and not self._is_closed.is_set():
+        notices = self._monitor.tick(0.0) if now else self._monitor.tick()
+        if self._is_closed.is_set():
+            return
+        for notice in notices:
+            self._on_notice(notice)
+        if self._monitor.over and not was_over:
             self._on_over(self._monitor.over)
 
     def _is_ending(self) -> bool:
         """Whether the job is over, or about to be."""
         started = time.monotonic()
         while not self._is_closed.is_set():
-            self._ask(0.0)
+            self._ask(now=True)
             if self._monitor.over:
                 return True
             waited_s = time.monotonic() - started
