@@ -19,7 +19,7 @@ from ...config.slurm import gpu_count, name_of
 from ...errors import LaunchError, UsageError
 from ...protocol.ranks import counted
 from ...sigint import deferred_interrupts
-from .batch_script import batch_script, job_name
+from .batch_script import batch_script, job_name, job_options
 from .cancel_on_exit import cancelled_on_exit
 from .commands import ask, slurm_environment
 from .job import SlurmJob
@@ -245,19 +245,19 @@ def obtain(
         )
     nodes, per_node = options.shape(ranks)
     log = str(folders.run / LOG)
-    script = batch_script(
+    own_options = job_options(
         folders.cluster_id,
         nodes,
         per_node,
         folder=str(Path.cwd()),
         log=log,
-        start_file=start_file,
         survives_nodes=options.start == "srun",
     )
+    script = batch_script(folders.cluster_id, start_file)
     has_name = any(name_of(option) == "job-name" for option in options.lines)
     guard = taken.enter_context(cancelled_on_exit(folders, start_file))
     with deferred_interrupts():  # a job whose number was not read could not be cancelled
-        job = SlurmJob.submit(script, options.lines, "" if has_name else job_name(folders.cluster_id))
+        job = SlurmJob.submit(script, own_options + options.lines, "" if has_name else job_name(folders.cluster_id))
         log = log.replace("%j", job.job_id)
         taken.callback(_end, job, log)  # while ``guard`` still runs: if the notebook is killed, that cancels the job
         guard(job.job_id)

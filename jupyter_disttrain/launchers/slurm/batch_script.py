@@ -1,6 +1,6 @@
 """Generate the scripts of a job.
 
-Covers: the script that is submitted, the one that starts the ranks once the nodes are known.
+Covers: the script that is submitted, with its options; the one that starts the ranks once the nodes are known.
 Does not cover: submitting (``job``).
 
 They contain no secrets, since Slurm stores scripts and environments: the ranks read their environment from a file that
@@ -9,7 +9,6 @@ only its owner can read, and the controller's address from another.
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CHECKS_PER_SECOND = 5
-_PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+")
 _WAIT = """\
+#!/bin/bash
+# The ranks of {cluster_id}; written by jupyter_disttrain.
 # Which network the ranks use is known only now that the nodes are known: the notebook writes it into a file.
 start={start}
 for attempt in {{1..{attempts}}}; do
@@ -46,20 +46,15 @@ _BY_SRUN = (
 )
 
 
-def job_name(cluster_id: str) -> str:
-    """Return the name of a cluster's job, unless the user sets another."""
-    return f"disttrain-{cluster_id}"
-
-
-def batch_script(
-    cluster_id: str, nodes: int, per_node: int, *, folder: str, log: str, start_file: str, survives_nodes: bool = False
-) -> str:
-    """Return the script that is submitted: it waits for ``start_file``, the script that starts the ranks in ``folder``.
+def job_options(
+    cluster_id: str, nodes: int, per_node: int, *, folder: str, log: str, survives_nodes: bool = False
+) -> tuple[str, ...]:
+    """Return sbatch's options for ranks in ``folder``; on the command line they override the user's variables.
 
     ``log`` is the job's log file, with ``%j`` for its number; with ``survives_nodes`` the ranks of other nodes continue
     when one fails.
     """
-    options = (
+    return (
         f"--job-name={job_name(cluster_id)}",
         f"--nodes={nodes}",
         f"--ntasks-per-node={per_node}",
@@ -70,15 +65,23 @@ def batch_script(
         "--no-requeue",  # ranks of a second run would belong to no client
         *(("--no-kill",) if survives_nodes else ()),
     )
-    wait = _WAIT.format(
+
+
+def job_name(cluster_id: str) -> str:
+    """Return the name of a cluster's job, unless the user sets another."""
+    return f"disttrain-{cluster_id}"
+
+
+def batch_script(cluster_id: str, start_file: str) -> str:
+    """Return the script that is submitted: it waits for ``start_file``, the script that starts the ranks."""
+    return _WAIT.format(
+        cluster_id=cluster_id,
         start=shlex.quote(start_file),
         attempts=WAIT_SECONDS * CHECKS_PER_SECOND,
         unseen=UNSEEN_SECONDS * CHECKS_PER_SECOND,
         pause_s=1 / CHECKS_PER_SECOND,
         seconds=WAIT_SECONDS,
     )
-    head = f"# The ranks of {cluster_id}; written by jupyter_disttrain."
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {quote_option(option)}" for option in options), head, wait])
 
 
 def start_script(
@@ -98,12 +101,3 @@ def start_script(
         start += " ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return "\n".join(["#!/bin/bash", *exports, f"exec {start} {shlex.join(command)}", ""])
-
-
-def quote_option(option: str) -> str:
-    """Quote an option for sbatch: a backslash is special within single quotes too."""
-    if _PLAIN.fullmatch(option):
-        return option
-    name, sign, value = option.partition("=")
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}{sign}"{escaped}"'

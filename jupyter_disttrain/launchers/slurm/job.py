@@ -23,15 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NO_SUCH_JOB = "Invalid job id"
-# A user's SBATCH_ variables override the script's options, and are overridden by the command line. None of these may
-# apply.
-_OVERRIDING = frozenset(
-    f"SBATCH_{name}"
-    for name in (
-        *("ARRAY_INX", "CLUSTERS", "EXPORT", "INPUT", "JOB_NAME", "NO_KILL", "NO_REQUEUE", "OPEN_MODE", "OUTPUT"),
-        *("ERROR", "REQUEUE", "WAIT"),
-    )
-)
+# Variables with the user's defaults that must not apply, and that no option overrides.
+_OVERRIDING = frozenset(f"SBATCH_{name}" for name in ("ARRAY_INX", "CLUSTERS", "ERROR", "INPUT", "NO_KILL", "WAIT"))
 _NUMBER = re.compile(r"(\d+)(?:;\S*)?")  # a wrapper of sbatch may print more lines
 _SILENT = re.compile(r"timed out|[Uu]nable to contact|[Cc]ommunication connection failure|[Zz]ero [Bb]ytes")
 _NOT_QUEUED = {"JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"}  # reasons for which a job waits
@@ -45,7 +38,7 @@ class SlurmJob:
 
     @classmethod
     def submit(cls, script: str, options: tuple[str, ...] = (), name: str = "") -> SlurmJob:
-        """Submit a script, with the user's options, by sbatch.
+        """Submit a script by sbatch, with options of the command line.
 
         Call it with interrupts deferred: a job whose number was not read can be cancelled only by ``name``, which is
         empty if it is not unique.

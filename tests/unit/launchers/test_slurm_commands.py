@@ -83,7 +83,7 @@ def test_job_is_not_cancelled_by_the_process_that_its_notebook_has_ended(fake: F
 def test_job_ends_if_its_node_does_not_see_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_script, "UNSEEN_SECONDS", 0)
     start = folder / "a b" / "start.sh"
-    text = batch_script.batch_script("x", 1, 1, folder="/", log="/log", start_file=str(start))
+    text = batch_script.batch_script("x", str(start))
     done = bash(text)
     assert done.returncode == 1
     assert f"can't read {start.parent}: the notebook has ended, or this host does not share its folders" in done.stderr
