@@ -47,14 +47,8 @@ def is_file(which: str) -> bool:
 def find(which: str, ssh: str) -> JobFile | ClusterFile:
     """Return the cluster of a job's file: as an earlier notebook left it, or as the job started it.
 
-    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again.
-
-    Raises
-    ------
-    UsageError
-        If the cluster can't be joined; the message states why and what to do.
-    LaunchError
-        If ssh fails.
+    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again. Raises a UsageError if the
+    cluster can't be joined, and a LaunchError if ssh fails.
     """
     remote = split(which)
     if remote is not None:
@@ -184,12 +178,8 @@ class JobLaunch(Launch):
     def start(self) -> None:
         """Identify all ranks; when it returns, they have joined their process group.
 
-        Raises
-        ------
-        LaunchError
-            If not all ranks connect, or one can't join the group; the job continues.
-        UsageError
-            If another notebook has just joined the job.
+        Raises a LaunchError, and the job continues, if not all ranks connect, or one can't join the group; a UsageError
+        if another notebook has just joined the job.
         """
         self.state.processes = JobProcesses(self.config, self.folders.profile)
         try:
@@ -220,10 +210,9 @@ class JobLaunch(Launch):
         job_file, state = self._job_file, self.state
         hellos = with_unique_hosts(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
-        state.placement = Placement(
+        state.placement = replace(
+            state.placement,
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),
-            listen=job_file.address,
-            network=job_file.network,
             addresses={job_file.host: job_file.address},
             description=f"network {job_file.network}",
         )

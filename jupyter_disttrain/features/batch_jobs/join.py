@@ -103,15 +103,8 @@ class ControllerGuard:
 def join(setup: Setup) -> ControllerGuard | None:
     """Start the job's cluster in its first process, find it in the others; set this process's environment for it.
 
-    Returns
-    -------
-    ControllerGuard
-        In the first process; None in the others.
-
-    Raises
-    ------
-    SystemExit
-        If this fails; the message gives the host, the reason and the remedy.
+    Returns the guard in the first process. If this fails, the message of SystemExit gives the host, the reason and the
+    remedy.
     """
     assert setup.join is not None
     path = Path(setup.join.file).absolute()
