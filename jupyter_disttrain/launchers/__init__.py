@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .local import LocalRanks
 from .mpi import MPIRanks
-from .slurm.launcher import AllocationRanks, JobRanks, StepRank
+from .slurm.launcher import JobRanks, StepRanks
 from .ssh import SSHRanks
 
 if TYPE_CHECKING:
@@ -20,6 +20,5 @@ LAUNCHERS: dict[str, type[EngineLauncher]] = {
     "mpi": MPIRanks,
     "ssh": SSHRanks,
     "slurm": JobRanks,
-    "slurm allocation": AllocationRanks,
-    "slurm step": StepRank,
+    "slurm step": StepRanks,
 }

@@ -59,7 +59,7 @@ DEAF_SECONDS = 1.0  # since deferred interrupts were checked, before a further o
 # features.batch_jobs.client
 JOB_MEET_SECONDS = 60.0  # for all ranks of a job to connect
 
-# client.startup.slurm_placement
+# client.startup.host_placement
 JOB_PLACEMENT_ANSWER_SECONDS = 60.0  # for a node to reply; a job step may wait for the site's prolog
 
 # client.startup.job_watch
@@ -174,10 +174,6 @@ COMMAND_SECONDS = 60.0  # for other commands of Slurm; slurmctld of a busy site 
 FIRST_POLL_SECONDS = 0.2  # between the first two checks of a job's state
 SLOWEST_POLL_SECONDS = 5.0  # the longest time between two
 CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm continues by itself if it takes longer
-
-# launchers.slurm.cancel_on_exit
-SENTRY_BEAT_SECONDS = 2  # between two heartbeats of a notebook that waits for its job
-SENTRY_STALE_SECONDS = 30  # without one, before the job is cancelled; a shared file system may be slow
 
 # launchers.slurm.monitor
 WARN_AT_SECONDS = (600.0, 300.0, 60.0)  # before a job's time limit

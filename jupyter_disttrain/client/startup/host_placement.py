@@ -1,7 +1,8 @@
 """Decide on which hosts the ranks run.
 
-Covers: this machine, named hosts, a Slurm job (by ``slurm_placement``); the number of ranks per host.
-Does not cover: whether hosts can be used, and the network between them (``launchers.hosts.preflight``).
+Covers: this machine, named hosts, the nodes of a Slurm job; the number of ranks per host.
+Does not cover: whether hosts can be used, and the network between them (``launchers.hosts.preflight``), the job
+(``launchers.slurm``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...config.hosts import HostSlots, split_command
-from ...errors import UsageError
+from ...errors import LaunchError, UsageError
 from ...launchers.hosts.report import HostRequirements
 from ...launchers.mpi import mpiexec_over_hosts
 from ...launchers.placement import Placement
 from ...launchers.rank_environment import forwarded
+from ...launchers.slurm.allocated_nodes import obtain, step_command
+from ...launchers.slurm.commands import find
+from ...launchers.slurm.job_state import UNKNOWN
+from ...launchers.slurm.texts import over_text
+from ...protocol.time_limits import JOB_PLACEMENT_ANSWER_SECONDS
 from .gpus import check_hosts, shown_gpus
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from ...config.cluster import ClusterConfig
     from ...launchers.folders import Folders
     from ...launchers.hosts.report import HostReport
+    from ...launchers.slurm.allocated_nodes import AllocatedNodes
 
 
 def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
@@ -45,17 +52,56 @@ def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None]
         If the number of ranks per host is not defined, or a host has too few GPUs for them.
     """
     if config.launcher == "slurm":
-        from .slurm_placement import place_in_job  # noqa: PLC0415  (not needed for one machine)
-
-        return place_in_job(config, folders, report, taken)
+        return _in_job(config, folders, report, taken)
     if not config.hosts:
         return Placement()
     return _over_hosts(config, folders)
 
 
+def _in_job(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
+    """Use the nodes of an allocation, or submit a job and wait for its nodes; probe each node."""
+    from ...launchers.hosts.preflight import WITHOUT_MPI, over  # noqa: PLC0415  (not needed for one machine)
+    from ...launchers.hosts.probe_runner import survey_by  # noqa: PLC0415
+
+    find("srun")
+    wanted = HostRequirements.here(  # before a job waits in the queue: this fails if this machine lacks something
+        torch=config.backend != "none",
+        mpiexec=mpiexec_over_hosts(WITHOUT_MPI["srun"]) if config.sbatch.start == "mpirun" else None,
+        forward=config.forward,
+        shared_folder=folders.profile,
+        interface=config.interface,
+        limit_s=JOB_PLACEMENT_ANSWER_SECONDS,
+        by="srun",
+    )
+    allocated = obtain(config.sbatch, config.count, folders, report, taken)
+    try:
+        reports = survey_by(
+            lambda node, command: step_command(allocated, node, command), allocated.nodes, wanted, allocated.addresses()
+        )
+        between = over(reports, wanted, "slurm")
+    except LaunchError as error:
+        raise _why(allocated, error) from error
+    return replace(
+        between,
+        hosts=tuple(HostSlots(name=node, slots=allocated.per_node) for node in allocated.nodes),
+        gpus=dict.fromkeys(allocated.nodes, allocated.gpus_per_node if config.backend not in ("gloo", "none") else 0),
+        description=f"{allocated.label}; {between.description}",
+        allocated=allocated,
+    )
+
+
+def _why(allocated: AllocatedNodes, error: LaunchError) -> LaunchError:
+    """Return the error to raise: that the job has ended in the meantime, if it has, else ``error`` with the remedy."""
+    state = allocated.job.state()
+    if state.state not in ("RUNNING", UNKNOWN):
+        return LaunchError(over_text(allocated.job.state(), state))  # it may have been completing
+    other = "the job was ended; --exclude=HOST" if allocated.is_own else "--new-job --exclude=HOST"
+    return LaunchError(f"{allocated.label}: {error}\n  {other} requests other nodes from Slurm")
+
+
 def _over_hosts(config: ClusterConfig, folders: Folders) -> Placement:
     """Check on all hosts, including spares, whether ranks can be started there, and choose their network."""
-    from ...launchers.hosts.preflight import WITHOUT_MPI, over  # noqa: PLC0415  (as above)
+    from ...launchers.hosts.preflight import WITHOUT_MPI, over  # noqa: PLC0415  (not needed for one machine)
     from ...launchers.hosts.probe_runner import survey  # noqa: PLC0415
 
     names = [*(host.name for host in config.hosts), *config.spares]

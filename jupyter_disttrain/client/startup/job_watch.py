@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from ...launchers.slurm.monitor import Poller
+from ...launchers.slurm.monitor import JobMonitor
 from ...launchers.slurm.texts import running_text
 from ...protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WATCH_LATE_SECONDS, JOB_WATCH_TURN_SECONDS
 
@@ -41,7 +41,7 @@ class JobWatch:
     """
 
     def __init__(self, job: SlurmJob, on_notice: Callable[[str], None], on_over: Callable[[str], None]) -> None:
-        self._poller = Poller(job)
+        self._monitor = JobMonitor(job)
         self._on_notice, self._on_over = on_notice, on_over
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends the thread
         self._is_closed = threading.Event()
@@ -51,13 +51,13 @@ class JobWatch:
     @property
     def text(self) -> str:
         """Where the job runs and until when, from Slurm's latest reply."""
-        state = self._poller.state or self._poller.job.state()
-        return running_text(state) if state.runs else self._poller.over or f"job {state.job_id}: {state.state.lower()}"
+        state = self._monitor.state or self._monitor.job.state()
+        return running_text(state) if state.runs else self._monitor.over or f"job {state.job_id}: {state.state.lower()}"
 
     @property
     def standing(self) -> list[str]:
         """The notices on the job that hold now."""
-        return self._poller.standing
+        return self._monitor.standing
 
     def if_it_runs(self, then: Callable[[], None]) -> None:
         """Call ``then`` on the watch's thread, unless the job is ending, which explains the event that it handles."""
@@ -94,22 +94,24 @@ class JobWatch:
             return None
 
     def _ask(self, *, now: bool) -> None:
-        was_over = self._poller.over
-        for notice in self._poller.tick(now=now):
-            if not notice.is_over and not self._is_closed.is_set():
-                self._on_notice(notice.text)
-        if self._poller.over and not was_over and not self._is_closed.is_set():
-            self._on_over(self._poller.over)
+        was_over = self._monitor.over
+        notices = self._monitor.tick(0.0) if now else self._monitor.tick()
+        if self._is_closed.is_set():
+            return
+        for notice in notices:
+            self._on_notice(notice)
+        if self._monitor.over and not was_over:
+            self._on_over(self._monitor.over)
 
     def _is_ending(self) -> bool:
         """Whether the job is over, or about to be."""
         started = time.monotonic()
         while not self._is_closed.is_set():
             self._ask(now=True)
-            if self._poller.over:
+            if self._monitor.over:
                 return True
             waited_s = time.monotonic() - started
-            ends = self._poller.state is not None and self._poller.state.state == "COMPLETING"
+            ends = self._monitor.state is not None and self._monitor.state.state == "COMPLETING"
             if waited_s > (ENDING_SECONDS if ends else JOB_WATCH_LATE_SECONDS):
                 return ends
             self._is_closed.wait(HURRIED_POLL_SECONDS)

@@ -82,7 +82,7 @@ class Processes:
             # Empty: ipyparallel would write the file again when the controller ends and recreate its folder.
             cluster_file="",
             controller=ControllerProcess,
-            engines=LAUNCHERS["slurm allocation" if in_allocation else config.launcher],
+            engines=LAUNCHERS["slurm step" if in_allocation else config.launcher],
             send_engines_connection_env=False,
             shutdown_atexit=False,
         )

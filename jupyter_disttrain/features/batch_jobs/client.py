@@ -47,41 +47,26 @@ def is_file(which: str) -> bool:
 def find(which: str, ssh: str) -> JobFile | ClusterFile:
     """Return the cluster of a job's file: as an earlier notebook left it, or as the job started it.
 
-    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again.
-
-    Raises
-    ------
-    UsageError
-        If the cluster can't be joined; the message states why and what to do.
-    LaunchError
-        If ssh fails.
+    If the file is on another host, this opens a tunnel, which :func:`let_go` closes again. Raises a UsageError if the
+    cluster can't be joined, and a LaunchError if ssh fails.
     """
     remote = split(which)
     if remote is not None:
         job_file = Tunnel(*remote, split_command(ssh)).job_file
-        return left_by_notebook(job_file, which) or job_file
+        return _left_by_notebook(job_file, which) or job_file
     path = full_path(which)
-    job_file = read(Path(path))
+    job_file = _read(Path(path))
     _check_reached(job_file, path)
-    there = left_by_notebook(job_file, path)
-    if there is None:
-        return job_file
-    if there.is_held:
+    there = _left_by_notebook(job_file, path)
+    if there is not None and there.is_held:
         raise UsageError(
             f"the ranks of {path} are held by {there.holder} on {there.host}, which still runs; use them there, or "
             "shut that kernel down or restart it first"
         )
-    return there
+    return there or job_file
 
 
-def read(path: Path) -> JobFile:
-    """Read a job's file.
-
-    Raises
-    ------
-    UsageError
-        If it can't be read; the message states what to do.
-    """
+def _read(path: Path) -> JobFile:
     try:
         job_file = parse_job_file(read_own(path), str(path))
     except FileNotFoundError:
@@ -138,15 +123,14 @@ def _check_reached(job_file: JobFile, path: str) -> None:
         ) from error
 
 
-def left_by_notebook(job_file: JobFile, path: str) -> ClusterFile | None:
+def _left_by_notebook(job_file: JobFile, path: str) -> ClusterFile | None:
     """Return the cluster file of an earlier notebook, with paths valid on this host; None if there was none."""
     profile = Path(job_file.profile)
     try:
         there = ClusterFile.read(profile)
     except FileNotFoundError:
         return None
-    config = there.config | {"job_file": path}
-    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=config)
+    return replace(there, profile=str(profile), local=str(_own_part(profile)), config=there.config | {"job_file": path})
 
 
 def _own_part(profile: Path) -> Path:
@@ -194,12 +178,8 @@ class JobLaunch(Launch):
     def start(self) -> None:
         """Identify all ranks; when it returns, they have joined their process group.
 
-        Raises
-        ------
-        LaunchError
-            If not all ranks connect, or one can't join the group; the job continues.
-        UsageError
-            If another notebook has just joined the job.
+        Raises a LaunchError, and the job continues, if not all ranks connect, or one can't join the group; a UsageError
+        if another notebook has just joined the job.
         """
         self.state.processes = JobProcesses(self.config, self.folders.profile)
         try:
@@ -230,10 +210,9 @@ class JobLaunch(Launch):
         job_file, state = self._job_file, self.state
         hellos = with_unique_hosts(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
         names = [hello.launch_host for hello in hellos]
-        state.placement = Placement(
+        state.placement = replace(
+            state.placement,
             hosts=tuple(HostSlots(name=name, slots=names.count(name)) for name in dict.fromkeys(names)),
-            listen=job_file.address,
-            network=job_file.network,
             addresses={job_file.host: job_file.address},
             description=f"network {job_file.network}",
         )

@@ -49,7 +49,7 @@ from ...protocol.file_lock import check_locks
 from ...protocol.ranks import counted
 from ...protocol.shared_memory import PREFIX, ROOT
 from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
-from ...rank.startup.connection import CHANNELS, Connection
+from ...rank.startup.connection import Connection
 from ...rank.startup.host_dir import make_private
 from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
 from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
@@ -61,6 +61,7 @@ PORTS = 8  # number of the controller's ports for ranks, and of those for client
 MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 _MPI_WAYS = ("OMPI_MCA_pml", "OMPI_MCA_mtl", "OMPI_MCA_btl")
 INFINIBAND = Path("/sys/class/infiniband")
+CONTROLLER_LOG = "controller.log"  # not in FILE's folder, which NFS could not remove before the controller exits
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -96,23 +97,14 @@ class ControllerGuard:
         self._controller.wait()
         # The controller does this itself, unless it was killed, e.g. by the OOM killer.
         remove_own(self._path, self._job_file.cluster_id)
-        shutil.rmtree(self._job_file.profile, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder has logs in it
-            Path(self._job_file.run).rmdir()
+        _remove(Path(self._job_file.run), Path(self._job_file.profile))
 
 
 def join(setup: Setup) -> ControllerGuard | None:
     """Start the job's cluster in its first process, find it in the others; set this process's environment for it.
 
-    Returns
-    -------
-    ControllerGuard
-        In the first process; None in the others.
-
-    Raises
-    ------
-    SystemExit
-        If this fails; the message gives the host, the reason and the remedy.
+    Returns the guard in the first process. If this fails, the message of SystemExit gives the host, the reason and the
+    remedy.
     """
     assert setup.join is not None
     path = Path(setup.join.file).absolute()
@@ -143,9 +135,10 @@ def _begin(launched: Launched, path: Path, wanted: JoinArgs) -> tuple[Controller
     local = _local(cluster_id)
     _make_folders(path, profile, run, local)
     with ExitStack() as undo:
-        undo.callback(_remove, profile, run, local)
-        controller = _start_controller(address, profile, cluster_id, [profile, local], path)
-        undo.callback(_end, controller)
+        undo.callback(_remove, run, profile, local)
+        controller = _start_controller(address, profile, cluster_id, local, path)
+        undo.callback(controller.wait)
+        undo.callback(controller.kill)
         connection = _wait_for_controller(controller, profile, cluster_id)
         job_file = JobFile(
             version=package_version(),
@@ -195,17 +188,12 @@ def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
         ) from error
 
 
-def _remove(profile: Path, run: Path, local: Path) -> None:
-    """Remove the folders of a job that failed to start."""
-    for folder in (profile, local):
+def _remove(run: Path, *folders: Path) -> None:
+    """Remove the folders of a job, and that of its logs if it is empty."""
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # has logs of another job that was started in the same second
+    with contextlib.suppress(OSError):
         run.rmdir()
-
-
-def _end(controller: subprocess.Popen[bytes]) -> None:
-    controller.kill()
-    controller.wait()
 
 
 def _frees_mpi() -> bool:
@@ -223,7 +211,16 @@ def _frees_mpi() -> bool:
 def _check_free(path: Path) -> None:
     """Refuse a file that no job has written, or that of a job that still runs."""
     deadline = time.monotonic() + OTHERS_SECONDS
-    while (there := _trace(path)) is not None and not there.is_refused():
+    while (text := _text(path)).strip():
+        try:
+            there = JobTrace.parse(text)
+        except ValueError as error:
+            raise UsageError(
+                f"{path} on {socket.gethostname()} was not written by a job, and would be overwritten; name another "
+                "file with --join, or remove that one"
+            ) from error
+        if there.is_refused():
+            return
         if time.monotonic() > deadline:
             raise UsageError(
                 f"{path} belongs to another job, which runs on {there.host} ({counted(there.world_size, 'rank')}, by "
@@ -233,21 +230,7 @@ def _check_free(path: Path) -> None:
         time.sleep(JOIN_POLL_SECONDS)
 
 
-def _trace(path: Path) -> JobTrace | None:
-    """Return which job has written the file; None if the file is missing or empty."""
-    text = _text(path)
-    try:
-        return JobTrace.parse(text) if text.strip() else None
-    except ValueError as error:
-        raise UsageError(
-            f"{path} on {socket.gethostname()} was not written by a job, and would be overwritten; name another file "
-            "with --join, or remove that one"
-        ) from error
-
-
-def _start_controller(
-    address: str, profile: Path, cluster_id: str, folders: list[Path], file: Path
-) -> subprocess.Popen[bytes]:
+def _start_controller(address: str, profile: Path, cluster_id: str, local: Path, file: Path) -> subprocess.Popen[bytes]:
     try:
         ports = choose_ports(address, 2 * PORTS)
     except OSError as error:
@@ -256,17 +239,17 @@ def _start_controller(
             "choose another network with --interface"
         ) from error
     command = controller_arguments(
-        sockets=str(_local(cluster_id) / "s"),
+        sockets=str(local / "s"),
         listen=address,
         engine_ports=",".join(map(str, ports[:PORTS])),
         client_ports=",".join(map(str, ports[PORTS:])),
         owner_pid=os.getpid(),
         follow_ranks=True,
         remove_file=str(file),
-        remove_dirs=folders,
+        remove_dirs=[profile, local],
     )
     command += [f"--profile-dir={profile}", f"--cluster-id={cluster_id}"]
-    with _controller_log(cluster_id).open("wb") as log:
+    with (local / CONTROLLER_LOG).open("wb") as log:
         # In its own session: a signal that ends the job's processes must leave it time to notify the other ranks.
         return subprocess.Popen(  # noqa: S603
             command,
@@ -279,31 +262,18 @@ def _start_controller(
 
 
 def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
-    """Wait for the controller's files and, as it writes those first, for its sockets; return the clients' file."""
-    files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
+    """Wait until the controller listens, which it does after it has written its files; return the clients' file."""
+    file = profile / "security" / f"ipcontroller-{cluster_id}-client.json"
     deadline = time.monotonic() + CONTROLLER_SECONDS
-    while not all(map(_listens, files)):
+    while True:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            found: dict[str, Any] = json.loads(file.read_text())
+            socket.create_connection(Connection(file, found).place("control"), timeout=1).close()
+            return found
         if controller.poll() is not None or time.monotonic() > deadline:
-            log = _controller_log(cluster_id).read_text(errors="replace").strip()[-2000:]
+            log = (_local(cluster_id) / CONTROLLER_LOG).read_text(errors="replace").strip()[-2000:]
             raise LaunchError(f"the controller on {socket.gethostname()} did not start: {log or 'it printed nothing'}")
         time.sleep(JOIN_POLL_SECONDS)
-    found: dict[str, Any] = json.loads(files[1].read_text())
-    return found
-
-
-def _listens(file: Path) -> bool:
-    """Whether a controller accepts connections on all channels in its file."""
-    try:
-        connection = Connection(file, json.loads(file.read_text()))
-    except FileNotFoundError:
-        return False
-    channels = [channel for channel in CHANNELS if channel in connection.info]
-    try:
-        for channel in channels:
-            socket.create_connection(connection.place(channel), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 # The others
@@ -312,46 +282,32 @@ def _listens(file: Path) -> bool:
 def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
     """Wait until the first process of this job has written the file."""
     deadline = time.monotonic() + timeout_s
+    there: JobFile | None = None
     while True:
-        there = _read(path)
-        if there is not None and there.job == launched.job and not there.is_refused():
-            _check_folder(Path(there.profile), path)
-            return there
+        with contextlib.suppress(ValueError):  # another version has written it, or it is being written
+            there = JobFile.parse(_text(path))
+            if there.job == launched.job and not there.is_refused():
+                break
         if time.monotonic() > deadline:
-            raise LaunchError(_why_not(launched, path, there, timeout_s))
+            who = f"rank {launched.rank} on {socket.gethostname()}"
+            if there is not None:
+                raise LaunchError(
+                    f"{who} found {path} of another job, on {there.host}; rank 0 of its own job did not write the "
+                    "file: see the output of that rank"
+                )
+            raise LaunchError(
+                f"{who} did not find {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system "
+                "that all hosts of the job share, or increase --join-timeout"
+            )
         time.sleep(JOIN_POLL_SECONDS)
-
-
-def _check_folder(profile: Path, path: Path) -> None:
-    """Refuse the folder beside FILE if another user has made it: its files determine where to connect."""
     try:
-        check_beside(profile, path)
+        check_beside(Path(there.profile), path)  # its files determine where to connect
     except OSError as error:
         raise LaunchError(
-            f"{profile}, which belongs to {path}, can't be used: {error.strerror}; end the job, and start it with FILE "
-            "in a folder where no other user may write"
+            f"{there.profile}, which belongs to {path}, can't be used: {error.strerror}; end the job, and start it "
+            "with FILE in a folder where no other user may write"
         ) from error
-
-
-def _why_not(launched: Launched, path: Path, there: JobFile | None, timeout_s: float) -> str:
-    who = f"rank {launched.rank} on {socket.gethostname()}"
-    if there is not None:
-        return (
-            f"{who} found {path} of another job, on {there.host}; rank 0 of its own job did not write the file: see "
-            "the output of that rank"
-        )
-    return (
-        f"{who} did not find {path} within {timeout_s:g} s; rank 0 writes it: name a path on a file system that all "
-        "hosts of the job share, or increase --join-timeout"
-    )
-
-
-def _read(path: Path) -> JobFile | None:
-    """Return the content of the file; None unless a job of this version has written it."""
-    try:
-        return JobFile.parse(_text(path))
-    except ValueError:
-        return None
+    return there
 
 
 def _text(path: Path) -> str:
@@ -364,11 +320,6 @@ def _text(path: Path) -> str:
 
 
 # All
-
-
-def _controller_log(cluster_id: str) -> Path:
-    """Return the controller's log; not in FILE's folder, which NFS could not remove before the controller exits."""
-    return _local(cluster_id) / "controller.log"
 
 
 def _local(cluster_id: str) -> Path:

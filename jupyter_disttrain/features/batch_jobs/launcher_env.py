@@ -43,7 +43,7 @@ _PROCESSES = {
 }
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "csh", "tcsh", "fish")  # a job may start its ranks with a script
 _NUMBER = re.compile(r"\d+")  # Slurm's "2(x3)" means two on each of three hosts
-_SOMEWHERE = "203.0.113.1", 9  # in a network reserved for documentation; nothing is sent there
+_SOMEWHERE = "203.0.113.1"  # in a network reserved for documentation; nothing is sent there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     LaunchError
         If there is no such address or the choice is ambiguous.
     """
-    own = _addresses()
+    own = _networks()
     if interface:
         return _on_interface(interface, own)
     for name in (*AZURE, "MASTER_ADDR"):
@@ -115,7 +115,7 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
         host = value.rpartition(":")[0] if name in AZURE and ":" in value else value
         if host and (address := _resolved(host)) in own:
             return address
-    routed = _source_towards(*_SOMEWHERE)
+    routed = _source_towards(_SOMEWHERE)
     if routed:
         return routed
     others = [address for address in own if not _is_loopback(address)]
@@ -129,46 +129,44 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
 
 def network_of(address: str) -> str:
     """Return the network of an address of this host, e.g. ``"10.1.0.0/16"``."""
-    every = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
-    mask = next((each.netmask for each in every if each.address == address), 32)
-    return str(ipaddress.ip_interface(f"{address}/{mask}").network)
+    return _networks().get(address, ("", f"{address}/32"))[1]
 
 
 def interface_towards(address: str) -> str:
     """Return the name of this host's interface that reaches an address; empty if unknown."""
-    return _addresses().get(_source_towards(address, 9), "")
+    return _networks().get(_source_towards(address), ("", ""))[0]
 
 
-def _on_interface(interface: str, own: Mapping[str, str]) -> str:
+def _on_interface(interface: str, own: Mapping[str, tuple[str, str]]) -> str:
     try:
-        network = ipaddress.ip_network(interface, strict=False)
+        wanted = ipaddress.ip_network(interface, strict=False)
     except ValueError:
-        found = [address for address, name in own.items() if name == interface]
+        found = [address for address, (name, _) in own.items() if name == interface]
     else:
-        found = [address for address in own if ipaddress.ip_address(address) in network]
+        found = [address for address in own if ipaddress.ip_address(address) in wanted]
     if not found:
-        there = ", ".join(f"{address} ({name})" for address, name in own.items())
+        there = ", ".join(f"{address} ({name})" for address, (name, _) in own.items())
         raise LaunchError(
             f"{socket.gethostname()} has no address on {interface}; name one of its interfaces or networks: {there}"
         )
     return found[0]
 
 
-def _addresses() -> dict[str, str]:
-    """Return this host's addresses with their interfaces."""
+def _networks() -> dict[str, tuple[str, str]]:
+    """Return the name of the interface and the network of each of this host's addresses."""
     return {
-        each.address: name
+        each.address: (name, str(ipaddress.ip_interface(f"{each.address}/{each.netmask or 32}").network))
         for name, addresses in psutil.net_if_addrs().items()
         for each in addresses
         if each.family == socket.AF_INET
     }
 
 
-def _source_towards(host: str, port: int) -> str:
+def _source_towards(host: str) -> str:
     """Return the source address with which this host would send to another; empty if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nothing_is_sent:
         try:
-            nothing_is_sent.connect((host, port))
+            nothing_is_sent.connect((host, 9))
         except OSError:
             return ""
         return str(nothing_is_sent.getsockname()[0])

@@ -3,7 +3,7 @@
 Covers: one command for each host (ssh, or another way to reach it) that runs the probe there, time limits, which hosts
 reach each other, ending every command.
 Does not cover: judging the reports (``preflight``), the checks on a host (``probe``), the nodes of a Slurm job
-(``client.startup.slurm_placement``).
+(``client.startup.host_placement``).
 
 A single thread waits for all of them, so that an interrupt ends the survey at once.
 """

@@ -1,12 +1,14 @@
 """Obtain nodes for a cluster from Slurm.
 
-Covers: using those of the allocation around the notebook, or submitting a job and waiting for it; their addresses.
+Covers: using those of the allocation around the notebook (by salloc, or as a job), or submitting a job and waiting for
+it; their addresses; the environment of commands that use them.
 Does not cover: starting ranks on them (``launcher``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -14,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config.slurm import gpu_count, name_of
+from ...errors import LaunchError, UsageError
+from ...protocol.ranks import counted
 from ...sigint import deferred_interrupts
-from ..batch_environment import clean_env
-from .allocation import Allocation
-from .batch_script import BatchScript
-from .cancel_on_exit import SIGN, Sentry, relieve
-from .commands import ask
+from .batch_script import batch_script, job_name, job_options
+from .cancel_on_exit import cancelled_on_exit
+from .commands import ask, slurm_environment
 from .job import SlurmJob
-from .texts import no_gpus_text, running_text, waiting_text
+from .job_state import UNKNOWN
+from .texts import running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +36,13 @@ if TYPE_CHECKING:
 
 START_FILE = "start_ranks.sh"  # in a folder that is removed with the cluster
 LOG = "slurm-%j.log"  # in the folder of logs, which are kept
-_NODE_FIELD = re.compile(r"\b(NodeName|NodeAddr)=(\S+)")
+_CPUS = re.compile(r"(\d+)(?:\(x\d+\))?")
+# Variables of the job itself, which srun does not read and programs on its nodes may.
+_FACTS = (
+    *("SLURM_TMPDIR", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT"),
+    *("SLURM_SUBMIT_DIR", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+)
+_NODE_ADDRESS = re.compile(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,8 @@ class AllocatedNodes:
     @property
     def env(self) -> list[str]:
         """The ``env`` prefix of a command that has to use these nodes, and no other job around the notebook."""
-        return [*clean_env(), *self.prefix]
+        others = sorted(os.environ.keys() - slurm_environment().keys())
+        return ["env", *(argument for name in others for argument in ("-u", name)), *self.prefix]
 
     @property
     def label(self) -> str:
@@ -87,14 +97,122 @@ class AllocatedNodes:
 
     def addresses(self) -> dict[str, str]:
         """Return the address at which Slurm reaches each node, for nodes whose names this host can resolve."""
-        answer = ask("scontrol", "show", "node", "-o", ",".join(self.nodes))
-        found = [dict(_NODE_FIELD.findall(line)) for line in answer.output.splitlines()]
-        names = {node.get("NodeName", ""): node.get("NodeAddr", "") for node in found}
+        names = dict(_NODE_ADDRESS.findall(ask("scontrol", "show", "node", "-o", ",".join(self.nodes)).output))
         addresses: dict[str, str] = {}
         for node in self.nodes:
             with contextlib.suppress(OSError):  # without it, the network is chosen from the nodes' reports only
-                addresses[node] = socket.gethostbyname(names.get(node) or node)
+                addresses[node] = socket.gethostbyname(names.get(node, node))
         return addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The resources of an allocation."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    ranks_per_node: int  # ranks per node that it was made for
+    most_per_node: int  # largest number of ranks per node
+    gpus_per_node: int = 0
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> Allocation | None:
+        """Return the allocation around this process; None outside of any.
+
+        Raises
+        ------
+        LaunchError
+            If Slurm does not report its state, or it has ended.
+        """
+        job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+        if not job_id or not (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")):
+            return None
+        state = SlurmJob(job_id).state()
+        if state.state == UNKNOWN:
+            raise LaunchError(
+                f"the notebook is in the allocation {job_id}, whose state Slurm does not report now ({state.reason}); "
+                "try again later"
+            )
+        if not state.runs or not state.nodes:
+            raise LaunchError(
+                f"the notebook's environment names the allocation {job_id}, but that is {state.state.lower()}"
+                f"{f' ({state.reason})' if state.reason else ''}; start it in another, or use --new-job"
+            )
+        return cls.of(state, environ)
+
+    @classmethod
+    def of(cls, state: JobState, environ: Mapping[str, str]) -> Allocation:
+        """Determine a job's resources from its state, and from the environment that Slurm has set."""
+        count = len(state.nodes)
+        cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or state.cpus // count
+        # SLURM_GPUS_ON_NODE is about one node, but at a site that counts no GPUs the job's state has none.
+        on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+        gpus = state.gpus // count or (int(on_node) if on_node.isdecimal() else 0)
+        # One rank per GPU, unless the user has set the number of tasks per node.
+        ranks = state.tasks_per_node or gpus or max(1, state.tasks // count)
+        return cls(
+            job_id=state.job_id,
+            nodes=state.nodes,
+            ranks_per_node=ranks,
+            most_per_node=max(ranks, cpus, 1),
+            gpus_per_node=gpus,
+        )
+
+    def shape(self, options: SlurmOptions, ranks: int | None = None) -> tuple[int, int]:
+        """Return nodes and ranks per node: those requested, ``ranks`` in total, else those that it was made for.
+
+        Raises
+        ------
+        UsageError
+            If the request exceeds the allocation, or has options that can't be changed in it; the message names both.
+        """
+        if options.lines:
+            given = ", ".join(option.partition("=")[0] for option in options.lines)
+            raise UsageError(
+                f"{given} can't be changed in the allocation {self.job_id}, in which this notebook runs; "
+                "leave it out, or submit a job of its own with --new-job"
+            )
+        per_node = options.ntasks_per_node
+        if ranks is None:
+            nodes, per_node = options.nodes or len(self.nodes), per_node or self.ranks_per_node
+        else:
+            # Without both numbers, the most nodes that give each the same number of ranks.
+            even = (count for count in range(min(len(self.nodes), ranks), 0, -1) if ranks % count == 0)
+            nodes = options.nodes or (ranks // per_node if per_node else next(even))
+            per_node = per_node or ranks // max(nodes, 1)
+            if nodes * per_node != ranks:
+                raise UsageError(
+                    f"-n {ranks} can't be spread evenly over {counted(nodes, 'node')} of the allocation "
+                    f"{self.job_id}, which has {len(self.nodes)}; set -N and --ntasks-per-node"
+                )
+        if nodes > len(self.nodes) or per_node > self.most_per_node:
+            raise UsageError(
+                f"{counted(nodes, 'node')} with {counted(per_node, 'rank')} each {'is' if nodes == 1 else 'are'} "
+                f"requested, but the allocation {self.job_id}, in which "
+                f"this notebook runs, has {len(self.nodes)} ({', '.join(self.nodes)}) with room for "
+                f"{self.most_per_node} each; request less, or submit a job of its own with --new-job"
+            )
+        return nodes, per_node
+
+    def variables(self, nodes: int, per_node: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+        """Return ``NAME=VALUE`` of a command that uses some nodes of the allocation, and ignores any step in it."""
+        hosts = ",".join(self.nodes[:nodes])
+        values = {
+            **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), self.job_id),
+            **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), hosts),
+            **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), nodes),
+            "SLURM_TASKS_PER_NODE": f"{per_node}(x{nodes})",
+            # The notebook itself may be a step that holds all CPUs. A variable also applies to the daemons that mpirun
+            # starts by srun.
+            "SLURM_OVERLAP": 1,
+            **{name: environ[name] for name in _FACTS if name in environ},
+        }
+        return [f"{name}={value}" for name, value in values.items()]
+
+
+def least_cpus(text: str) -> int:
+    """Return the smallest number in ``"4(x2),2"``; 0 if there is none."""
+    return min(map(int, _CPUS.findall(text)), default=0)
 
 
 def obtain(
@@ -102,18 +220,8 @@ def obtain(
 ) -> AllocatedNodes:
     """Use the nodes of the allocation around this process, or submit a job and wait until it has nodes.
 
-    Parameters
-    ----------
-    options
-        The user's options.
-    ranks
-        The total number of ranks, if the user has set it.
-    folders
-        The cluster's folders; the nodes must see them too.
-    report
-        Called with one line about the queue each time it changes.
-    taken
-        Receives the callback that ends a job, as soon as there is one.
+    ``ranks`` is their total number, if the user has set it. ``report`` is called with one line about the queue each
+    time it changes; ``taken`` receives the callback that ends a job, as soon as there is one.
 
     Raises
     ------
@@ -137,31 +245,30 @@ def obtain(
         )
     nodes, per_node = options.shape(ranks)
     log = str(folders.run / LOG)
-    script = BatchScript(
-        cluster_id=folders.cluster_id,
-        nodes=nodes,
-        per_node=per_node,
+    own_options = job_options(
+        folders.cluster_id,
+        nodes,
+        per_node,
         folder=str(Path.cwd()),
         log=log,
-        start_file=start_file,
-        sign_file=str(folders.profile / SIGN),
         survives_nodes=options.start == "srun",
     )
+    script = batch_script(folders.cluster_id, start_file)
     has_name = any(name_of(option) == "job-name" for option in options.lines)
-    sentry = Sentry(folders)
-    taken.callback(sentry.leave)
+    guard = taken.enter_context(cancelled_on_exit(folders, start_file))
     with deferred_interrupts():  # a job whose number was not read could not be cancelled
-        job = SlurmJob.submit(script.render(), options.lines, "" if has_name else script.name)
-        taken.callback(_end, job, log.replace("%j", job.job_id))
-        sentry.guard(job.job_id)
-    state = job.wait_until_running(lambda state: _report_waiting(state, report))
+        job = SlurmJob.submit(script, own_options + options.lines, "" if has_name else job_name(folders.cluster_id))
+        log = log.replace("%j", job.job_id)
+        taken.callback(_end, job, log)  # while ``guard`` still runs: if the notebook is killed, that cancels the job
+        guard(job.job_id)
+    state = job.wait_until_running(lambda state: report(waiting_text(state)))
     report(running_text(state))
     return AllocatedNodes(
         job_id=state.job_id,
         nodes=state.nodes,
         per_node=per_node,
         start_file=start_file,
-        log=state.log or log.replace("%j", state.job_id),
+        log=log,
         starts_with=options.start,
         gpus_per_node=_gpus_of_each(state, options, report),
     )
@@ -172,35 +279,22 @@ def _gpus_of_each(state: JobState, options: SlurmOptions, report: Callable[[str]
     found = state.gpus // max(1, len(state.nodes))
     found = found or (gpu_count(options.gpus_per_node) if options.gpus_per_node else 0)
     if options.gpu_option and not found:
-        report(no_gpus_text(state, options.gpu_option))
+        report(
+            f"job {state.job_id}: {options.gpu_option} requests GPUs, but Slurm reports none, so the ranks use CPUs; "
+            "set their number per node with --gpus-per-node"
+        )
     return found
 
 
 def _end(job: SlurmJob, log: str) -> None:
     """End a job that is ours, and wait until its nodes are free; an empty log is removed."""
     job.cancel()
-    relieve(job.job_id)  # not before: if the notebook is killed meanwhile, the sentry cancels the job
     written = Path(log)
     if written.exists() and not written.stat().st_size:
         written.unlink()
 
 
-def _report_waiting(state: JobState, report: Callable[[str], None]) -> None:
-    if not (state.runs or state.is_over):
-        report(waiting_text(state))
-
-
 def step_command(allocated: AllocatedNodes, host: str, command: list[str]) -> list[str]:
     """Return the command that starts one more rank on a node, beside those that are there."""
-    return [
-        *allocated.env,
-        "srun",
-        f"--jobid={allocated.job_id}",
-        "--overlap",
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={host}",
-        *command,
-    ]
+    one = ("--overlap", "--mpi=none", "--cpu-bind=none", "--nodes=1", "--ntasks=1", f"--nodelist={host}")
+    return [*allocated.env, "srun", f"--jobid={allocated.job_id}", *one, *command]

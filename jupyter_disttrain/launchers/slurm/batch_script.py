@@ -1,6 +1,6 @@
 """Generate the scripts of a job.
 
-Covers: the script that is submitted, the one that starts the ranks once the nodes are known.
+Covers: the script that is submitted, with its options; the one that starts the ranks once the nodes are known.
 Does not cover: submitting (``job``).
 
 They contain no secrets, since Slurm stores scripts and environments: the ranks read their environment from a file that
@@ -9,32 +9,25 @@ only its owner can read, and the controller's address from another.
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...protocol.time_limits import SENTRY_STALE_SECONDS, UNSEEN_SECONDS, WAIT_SECONDS
+from ...protocol.time_limits import UNSEEN_SECONDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CHECKS_PER_SECOND = 5
-_PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+")
 _WAIT = """\
+#!/bin/bash
+# The ranks of {cluster_id}; written by jupyter_disttrain.
 # Which network the ranks use is known only now that the nodes are known: the notebook writes it into a file.
-# Until then it has another file touched every few seconds. Both times are the file server's, if there is one.
-start={start} sign={sign}
+start={start}
 for attempt in {{1..{attempts}}}; do
-    [ -r "$start" ] && exec /bin/bash "$start"
-    if [ -e "$sign" ]; then
-        touch "$sign.job"
-        if (( $(stat -c %Y "$sign.job") - $(stat -c %Y "$sign") > {stale_s} )); then
-            echo "the notebook that submitted this job has ended" >&2
-            exit 0
-        fi
+    if ls "${{start%/*}}" > /dev/null 2>&1; then  # a new file is seen over NFS once its folder is read
+        [ -r "$start" ] && exec /bin/bash "$start"
     elif (( attempt > {unseen} )); then
-        echo "$(hostname) can't read $sign: the notebook has ended, or this host does not share its folders" >&2
+        echo "$(hostname) can't read ${{start%/*}}: the notebook has ended, or this host does not share its folders" >&2
         exit 1
     fi
     sleep {pause_s}
@@ -42,120 +35,69 @@ done
 echo "the notebook did not write $start within {seconds} s" >&2
 exit 1
 """
+_BY_SRUN = (
+    "srun",
+    "--mpi=none",  # with pmix the death of one rank ends all
+    "--no-kill",
+    "--kill-on-bad-exit=0",
+    "--wait=0",  # no time limit once the first rank has ended
+    "--cpu-bind=none",
+    "--distribution=block",  # ranks in the order of the nodes
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchScript:
-    """The script that is submitted."""
+def job_options(
+    cluster_id: str, nodes: int, per_node: int, *, folder: str, log: str, survives_nodes: bool = False
+) -> tuple[str, ...]:
+    """Return sbatch's options for ranks in ``folder``; on the command line they override the user's variables.
 
-    cluster_id: str
-    nodes: int
-    per_node: int  # ranks per node
-    folder: str  # working directory of the ranks
-    log: str  # the job's log file; %j is its number
-    start_file: str  # the script that starts the ranks
-    sign_file: str  # touched as long as the notebook runs
-    survives_nodes: bool = False  # the ranks of other nodes continue when one fails
-
-    @property
-    def name(self) -> str:
-        """The job's name, unless the user sets another."""
-        return f"disttrain-{self.cluster_id}"
-
-    def render(self) -> str:
-        """Return the script."""
-        options = (
-            f"--job-name={self.name}",
-            f"--nodes={self.nodes}",
-            f"--ntasks-per-node={self.per_node}",
-            f"--chdir={self.folder}",
-            f"--output={self.log}",
-            "--open-mode=append",
-            "--export=ALL",
-            "--no-requeue",  # ranks of a second run would belong to no client
-            *(("--no-kill",) if self.survives_nodes else ()),
-        )
-        return "\n".join(
-            [
-                "#!/bin/bash",
-                *(f"#SBATCH {quote_option(option)}" for option in options),
-                f"# The ranks of {self.cluster_id}; written by jupyter_disttrain.",
-                _WAIT.format(
-                    start=shlex.quote(self.start_file),
-                    sign=shlex.quote(self.sign_file),
-                    attempts=WAIT_SECONDS * CHECKS_PER_SECOND,
-                    unseen=UNSEEN_SECONDS * CHECKS_PER_SECOND,
-                    pause_s=1 / CHECKS_PER_SECOND,
-                    stale_s=SENTRY_STALE_SECONDS,
-                    seconds=WAIT_SECONDS,
-                ),
-            ]
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartScript:
-    """The script that starts the ranks on the nodes of a job: the same command once per rank."""
-
-    nodes: int
-    per_node: int
-    command: tuple[str, ...]  # the command of a rank
-    environment: Mapping[str, str]  # for the program that starts the ranks
-    mpirun: tuple[str, ...] = ()  # Open MPI's mpirun with its first options; empty: srun starts the ranks
-
-    def render(self) -> str:
-        """Return the script."""
-        return "\n".join(
-            [
-                "#!/bin/bash",
-                *(f"export {name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())),
-                f"exec {self._start_text()}",
-                "",
-            ]
-        )
-
-    def _start_text(self) -> str:
-        if self.mpirun:
-            return shlex.join([*mpirun_command(self.mpirun, self.nodes, self.per_node), *self.command])
-        # Since Slurm 22.05 srun does not inherit it from the job.
-        cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
-        return f"{shlex.join(srun_command(self.nodes, self.per_node))} {cpus} {shlex.join(self.command)}"
-
-
-def srun_command(nodes: int, per_node: int) -> list[str]:
-    """Return the srun command for ranks that outlive the death of other ranks and nodes."""
-    return [
-        "srun",
-        "--mpi=none",  # with pmix the death of one rank ends all
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        "--wait=0",  # no time limit once the first rank has ended
-        "--cpu-bind=none",
+    ``log`` is the job's log file, with ``%j`` for its number; with ``survives_nodes`` the ranks of other nodes continue
+    when one fails.
+    """
+    return (
+        f"--job-name={job_name(cluster_id)}",
         f"--nodes={nodes}",
-        f"--ntasks={nodes * per_node}",
         f"--ntasks-per-node={per_node}",
-        "--distribution=block",  # ranks in the order of the nodes
-    ]
+        f"--chdir={folder}",
+        f"--output={log}",
+        "--open-mode=append",
+        "--export=ALL",
+        "--no-requeue",  # ranks of a second run would belong to no client
+        *(("--no-kill",) if survives_nodes else ()),
+    )
 
 
-def mpirun_command(mpirun: tuple[str, ...], nodes: int, per_node: int) -> list[str]:
-    """Return the mpirun command of Open MPI for ranks that outlive the death of other ranks."""
-    return [
-        *mpirun,
-        "--continuous",
-        "--map-by",
-        f"ppr:{per_node}:node:oversubscribe",
-        "--bind-to",
-        "none",
-        "-n",
-        str(nodes * per_node),
-    ]
+def job_name(cluster_id: str) -> str:
+    """Return the name of a cluster's job, unless the user sets another."""
+    return f"disttrain-{cluster_id}"
 
 
-def quote_option(option: str) -> str:
-    """Quote an option for sbatch: a backslash is special within single quotes too."""
-    if _PLAIN.fullmatch(option):
-        return option
-    name, sign, value = option.partition("=")
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{name}{sign}"{escaped}"'
+def batch_script(cluster_id: str, start_file: str) -> str:
+    """Return the script that is submitted: it waits for ``start_file``, the script that starts the ranks."""
+    return _WAIT.format(
+        cluster_id=cluster_id,
+        start=shlex.quote(start_file),
+        attempts=WAIT_SECONDS * CHECKS_PER_SECOND,
+        unseen=UNSEEN_SECONDS * CHECKS_PER_SECOND,
+        pause_s=1 / CHECKS_PER_SECOND,
+        seconds=WAIT_SECONDS,
+    )
+
+
+def start_script(
+    nodes: int, per_node: int, command: Sequence[str], environment: Mapping[str, str], mpirun: Sequence[str] = ()
+) -> str:
+    """Return the script that starts the ranks, each with ``command``, so that they outlive the death of others.
+
+    ``environment`` is that of the program that starts them: Open MPI's ``mpirun``, with its first options, or srun.
+    """
+    count = nodes * per_node
+    if mpirun:
+        placed = ("--map-by", f"ppr:{per_node}:node:oversubscribe", "--bind-to", "none", "-n", str(count))
+        start = shlex.join([*mpirun, "--continuous", *placed])
+    else:
+        start = shlex.join([*_BY_SRUN, f"--nodes={nodes}", f"--ntasks={count}", f"--ntasks-per-node={per_node}"])
+        # Since Slurm 22.05 srun does not inherit it from the job.
+        start += " ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    return "\n".join(["#!/bin/bash", *exports, f"exec {start} {shlex.join(command)}", ""])

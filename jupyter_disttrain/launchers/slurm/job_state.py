@@ -1,6 +1,6 @@
 """Parse the state of a Slurm job.
 
-Covers: the record, parsing the output of scontrol and of sacct, the meaning of states.
+Covers: the record, parsing the output of scontrol, the meaning of states.
 Does not cover: querying (``job``), texts for the user (``texts``).
 """
 
@@ -19,17 +19,8 @@ ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is the li
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 OVER = frozenset(
     {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-        GONE,
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT", GONE),
     }
 )
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
@@ -46,7 +37,6 @@ class JobState:
     state: str  # Slurm's state, such as PENDING, or GONE or UNKNOWN
     reason: str = ""  # why it waits, or has ended
     partition: str = ""
-    priority: int = 0
     position: int | None = None  # in its partition's queue, from 1 on; None where it does not wait
     start_s: float | None = None  # seconds since the epoch; for a waiting job the expected start
     end_s: float | None = None  # end of its time limit, or when it has ended; None: it has no limit
@@ -54,10 +44,9 @@ class JobState:
     time_limit: str = ""
     node_list: str = ""  # in Slurm's short form, such as node[1-3]
     nodes: tuple[str, ...] = ()  # its hosts
-    node_count: int = 0
     requeued: int = 0  # how often it was requeued
-    exit_code: int | None = None  # set once it has ended
-    exit_signal: int | None = None
+    exit_code: int = 0  # once it has ended
+    exit_signal: int = 0
     gpus: int = 0  # on all its nodes together
     cpus: int = 0  # on all its nodes together
     tasks: int = 0  # on all its nodes together
@@ -90,56 +79,32 @@ def from_scontrol(text: str) -> JobState:
     for name, value in _FIELD.findall(text):
         fields.setdefault(name, "" if value in _NOTHING else value)  # keep the first: fields inside a comment come last
     code, _, number = fields.get("ExitCode", "").partition(":")
+    log = _LOG.search(text)
     state = fields.get("JobState", UNKNOWN)
     # Without a limit, and until it has the partition's limit, Slurm reports an end that is a year away.
     endless = fields.get("TimeLimit") in ENDLESS and state not in OVER
-    node_count = _whole(fields.get("NumNodes", "").partition("-")[0])
     return JobState(
         job_id=fields.get("JobId", ""),
         state=state,
         reason=fields.get("Reason", ""),
         partition=fields.get("Partition", ""),
-        priority=_whole(fields.get("Priority", "")),
         start_s=_time(fields.get("StartTime", "")),
         end_s=None if endless else _time(fields.get("EndTime", "")),
         preempt_s=_time(fields.get("PreemptTime", "")),
         time_limit="" if endless else fields.get("TimeLimit", ""),
         node_list=fields.get("NodeList", ""),
-        node_count=node_count,
-        requeued=_whole(fields.get("Restarts", "")),
-        exit_code=_whole(code) if state in OVER else None,
-        exit_signal=_whole(number) if state in OVER else None,
-        gpus=_gpus_of(fields, node_count),
-        cpus=_whole(fields.get("NumCPUs", "").partition("-")[0]),
-        tasks=_whole(fields.get("NumTasks", "").partition("-")[0]),
-        tasks_per_node=_whole(fields.get("NtasksPerN:B:S:C", "").partition(":")[0]),
-        log=_log_of(text),
+        requeued=_first(fields.get("Restarts", "")),
+        exit_code=_first(code),
+        exit_signal=_first(number),
+        gpus=_gpus_of(fields),
+        cpus=_first(fields.get("NumCPUs", "")),
+        tasks=_first(fields.get("NumTasks", "")),
+        tasks_per_node=_first(fields.get("NtasksPerN:B:S:C", "")),
+        log="" if log is None or log[1] in _NOTHING else log[1],
     )
 
 
-def from_sacct(text: str) -> JobState | None:
-    """Parse ``sacct -X -P -n -o JobID,State,ExitCode,Start,End,NodeList,Partition,Reason``; None if it is empty."""
-    for line in text.splitlines():
-        parts = ["" if part in _NOTHING else part for part in line.split("|")]
-        if len(parts) < 8:  # noqa: PLR2004  (the number of requested fields)
-            continue
-        number, state, code, start, end, node_list, partition, reason = parts[:8]
-        code, _, signal = code.partition(":")
-        return JobState(
-            job_id=number,
-            state=state.split()[0] if state else GONE,  # "CANCELLED by 1000"
-            reason=reason,
-            partition=partition,
-            start_s=_time(start),
-            end_s=_time(end),
-            node_list=node_list,
-            exit_code=_whole(code),
-            exit_signal=_whole(signal),
-        )
-    return None
-
-
-def _gpus_of(fields: Mapping[str, str], node_count: int) -> int:
+def _gpus_of(fields: Mapping[str, str]) -> int:
     """Return the number of GPUs of a job; 0 if Slurm does not report it.
 
     Slurm up to 22.05 names the allocated resources ``TRES``. A site that counts no ``gres/gpu`` has none there in any
@@ -148,7 +113,7 @@ def _gpus_of(fields: Mapping[str, str], node_count: int) -> int:
     for name in ("AllocTRES", "TRES", "ReqTRES", "TresPerJob"):
         if found := gpus_in(fields.get(name, "")):
             return found
-    return gpus_in(fields.get("TresPerNode", "")) * node_count
+    return gpus_in(fields.get("TresPerNode", "")) * _first(fields.get("NumNodes", ""))
 
 
 def gpus_in(resources: str) -> int:
@@ -162,13 +127,10 @@ def gpus_in(resources: str) -> int:
     return sum(int(match["count"] or 1) for match in plain or found)
 
 
-def _log_of(text: str) -> str:
-    found = _LOG.search(text)
-    return "" if found is None or found[1] in _NOTHING else found[1]
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def _first(text: str) -> int:
+    """Return the number that a text such as ``"2-4"`` or ``"4:0:*:*"`` begins with; 0 if there is none."""
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
 
 
 def _time(text: str) -> float | None:

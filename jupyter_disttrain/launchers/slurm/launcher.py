@@ -15,21 +15,22 @@ from ipyparallel.cluster.launcher import EngineLauncher
 from traitlets import Instance, Unicode
 
 from ...protocol.environment import MPI_HEALS, MPI_PREFIX
+from ...protocol.time_limits import HURRIED_POLL_SECONDS
 from ..local import OneProcess
 from ..mpi import MPIRanks
 from ..ssh import EARLY, rank_command
 from .allocated_nodes import AllocatedNodes, step_command
-from .batch_script import StartScript
-from .cancel_on_exit import relieve
-from .monitor import Poller
+from .batch_script import start_script
+from .monitor import JobMonitor
 
-# Slurm's name of the node, which orders the ranks: the host's own name may differ.
-_ON_NODE = ("/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank")
 _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
 
 
 def write_script(allocated: AllocatedNodes, environment: dict[str, str], environment_file: str, network: str) -> bool:
-    """Write the script that starts all ranks, atomically: a job waits for it. Returns whether MPI can be repaired."""
+    """Write the script that starts all ranks, atomically: a job waits for it, and then ends with its ranks.
+
+    Returns whether MPI can be repaired.
+    """
     exports = {name: environment[name] for name in EARLY if name in environment}
     mpirun: list[str] = []
     heals = False
@@ -40,19 +41,18 @@ def write_script(allocated: AllocatedNodes, environment: dict[str, str], environ
         exports |= {name: value for name, value in mpi.get_env().items() if name.startswith(_FOR_MPIRUN)}
         exported = [argument for name in (MPI_HEALS, *EARLY) if name in exports for argument in ("-x", name)]
         mpirun = [*mpi.mpi_cmd, *(["--with-ft", "ulfm"] if heals else []), *exported]
-    script = StartScript(
-        nodes=len(allocated.nodes),
-        per_node=allocated.per_node,
-        command=(*_ON_NODE, *rank_command(environment_file)),
-        environment=exports,
-        mpirun=tuple(mpirun),
-    ).render()
+    text = start_script(len(allocated.nodes), allocated.per_node, _rank(environment_file), exports, mpirun)
     half = Path(f"{allocated.start_file}.half")
     with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        opened.write(script)
+        opened.write(text)
     half.rename(allocated.start_file)
-    relieve(allocated.job_id)  # from here on the job ends with its ranks, and those with the controller
     return heals
+
+
+def _rank(environment_file: str) -> list[str]:
+    """Return the command of one rank."""
+    # Slurm's name of the node, which orders the ranks: the host's own name may differ.
+    return ["/bin/sh", "-c", 'exec "$@" --host "$SLURMD_NODENAME"', "rank", *rank_command(environment_file)]
 
 
 class JobRanks(EngineLauncher):
@@ -66,7 +66,7 @@ class JobRanks(EngineLauncher):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.poller = Poller(self.allocated.job)
+        self.monitor = JobMonitor(self.allocated.job)
 
     def find_args(self) -> list[str]:
         """Return the command that started the job, for ipyparallel's log."""
@@ -81,19 +81,19 @@ class JobRanks(EngineLauncher):
 
     def alive(self) -> bool:
         """Whether the job runs, by Slurm's last reply; Slurm is queried again if that is old."""
-        self.poller.tick()
-        return not self.poller.over
+        self.monitor.tick()
+        return not self.monitor.over
 
     @property
     def runs(self) -> bool:
         """The same as :meth:`alive`, with more frequent queries, for a caller that waits for the end."""
-        self.poller.hurry()
-        return self.alive()
+        self.monitor.tick(HURRIED_POLL_SECONDS)
+        return not self.monitor.over
 
     @property
     def fate(self) -> str:
         """Why the job is over, once it is."""
-        return self.poller.over
+        return self.monitor.over
 
     def get_output(self, remove: bool = False) -> str:  # noqa: ARG002  (the log is kept)
         """Return the output of the job's script."""
@@ -107,45 +107,33 @@ class JobRanks(EngineLauncher):
         self.notify_stop({"exit_code": None, "identifier": self.allocated.job_id})
 
 
-class AllocationRanks(OneProcess, EngineLauncher):
-    """The ranks in the allocation around the notebook, which outlives them."""
+class StepRanks(OneProcess, EngineLauncher):
+    """Ranks that a process of this machine starts on granted nodes.
+
+    They are all ranks, in the allocation around the notebook, which outlives them; or, with ``host``, one more on a
+    node to replace one that died.
+    """
 
     allocated = Instance(AllocatedNodes)
     environment_file = Unicode()
     network = Unicode()
+    host = Unicode()
+    folder = Unicode()
     heals = False
 
     def find_args(self) -> list[str]:
-        """Return the command that starts all of them."""
+        """Return the command that starts the ranks."""
+        if self.host:
+            return step_command(self.allocated, self.host, _rank(self.environment_file))
         return [*self.allocated.env, "/bin/bash", self.allocated.start_file]
 
     def start(self, n: int) -> Any:
-        """Start the ranks."""
+        """Start the ranks; srun takes the folder of one from its own."""
         self.n = n
-        self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
-        return super().start()
-
-    def get_env(self) -> dict[str, str]:
-        """Return nothing: their environment is in the scripts."""
-        return {}
-
-
-class StepRank(OneProcess, EngineLauncher):
-    """One more rank on a node of the job, to replace one that died."""
-
-    allocated = Instance(AllocatedNodes)
-    host = Unicode()
-    environment_file = Unicode()
-    folder = Unicode()
-
-    def find_args(self) -> list[str]:
-        """Return the command that starts the rank."""
-        return step_command(self.allocated, self.host, [*_ON_NODE, *rank_command(self.environment_file)])
-
-    def start(self, n: int) -> Any:
-        """Start the rank in the folder of the others, which srun takes from its own."""
-        self.n = n
-        self.work_dir = self.folder
+        if self.host:
+            self.work_dir = self.folder
+        else:
+            self.heals = write_script(self.allocated, self.environment, self.environment_file, self.network)
         return super().start()
 
     def get_env(self) -> dict[str, str]:

@@ -78,17 +78,9 @@ def running_text(state: JobState, now_s: float | None = None) -> str:
     """Return one line on a job that runs: where, and until when."""
     now_s = time.time() if now_s is None else now_s
     left_s = state.time_left_s(now_s)
-    until = "" if left_s is None or state.end_s is None else f", until {clock_text(state.end_s, now_s)}"
-    left = "" if left_s is None else f", {_left_text(left_s)} from now"
-    return f"job {state.job_id} runs on {hosts_text(state)}{until}{left}"
-
-
-def no_gpus_text(state: JobState, option: str) -> str:
-    """Return one line on a job whose request for GPUs does not show in its state."""
-    return (
-        f"job {state.job_id}: {option} requests GPUs, but Slurm reports none, so the ranks use CPUs; "
-        "set their number per node with --gpus-per-node"
-    )
+    until = "" if state.end_s is None else f", until {clock_text(state.end_s, now_s)}"
+    left = "" if left_s is None else f"{until}, {_left_text(left_s)} from now"
+    return f"job {state.job_id} runs on {hosts_text(state)}{left}"
 
 
 def over_text(state: JobState, was: JobState | None = None) -> str:
@@ -100,26 +92,24 @@ def over_text(state: JobState, was: JobState | None = None) -> str:
         A state from when it ran, with its nodes and its limit, which Slurm may have forgotten.
     """
     known = was or state
-    limit = state.time_limit or known.time_limit
-    code = f" with exit code {state.exit_code}" if state.exit_code else ""
-    code = f" by signal {state.exit_signal}" if state.exit_signal else code
+    job = _job(state if state.nodes else known)
     log = state.log or known.log or "the job's log"
     if state.exit_signal == NO_LOG:
         return (
-            f"{_job(state if state.nodes else known)} could not start, most likely because its first node can't write "
-            f"{log}; put that folder on a file system that all nodes share with this machine, or name another with "
-            "JUPYTER_DATA_DIR"
+            f"{job} could not start, most likely because its first node can't write {log}; put that folder on a file "
+            "system that all nodes share with this machine, or name another with JUPYTER_DATA_DIR"
         )
+    limit = state.time_limit or known.time_limit
+    code = f" with exit code {state.exit_code}" if state.exit_code else ""
+    code = f" by signal {state.exit_signal}" if state.exit_signal else code
     what, remedy = _ENDS.get(state.state, (f"has ended ({state.state})", "check {log} for the reason"))
-    where = state if state.nodes else known
-    text = f"{_job(where)} {what.format(limit=f' of {limit}' if limit else '', code=code)}"
-    return f"{text}; {remedy.format(log=log)}"
+    return f"{job} {what.format(limit=f' of {limit}' if limit else '', code=code)}; {remedy.format(log=log)}"
 
 
-def requeued_text(state: JobState, was: JobState | None = None) -> str:
-    """Return one line on a job that Slurm has put back into the queue."""
+def requeued_text(was: JobState) -> str:
+    """Return one line on a job that Slurm has put back into the queue; ``was``: its state from when it ran."""
     return (
-        f"{_job(was or state)} was put back into the queue by Slurm (preempted, or requeued by a user); "
+        f"{_job(was)} was put back into the queue by Slurm (preempted, or requeued by a user); "
         "its ranks and their variables are lost, so it is cancelled; %dist_save saves the training state"
     )
 

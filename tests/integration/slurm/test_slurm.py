@@ -1,18 +1,23 @@
-"""Ranks in jobs of a real Slurm: training, deaths, allocations."""
+"""Ranks in jobs of a real Slurm: training, deaths, allocations; not the start of a job (``test_slurm_start``)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions
 from jupyter_disttrain.errors import ClusterClosedError, UsageError
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
+from jupyter_disttrain.launchers.slurm.job_state import from_scontrol
+
+from ...support.process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +25,6 @@ if TYPE_CHECKING:
     from ...lab import Lab
     from ...lab.slurm import Slurm
     from ...support.notebook_driver import Notebook
-
-
-# With a real Slurm
-
 
 TRAINING = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -110,6 +111,25 @@ def readable_by_slurm(cluster: Cluster, slurm: Slurm, lab: Lab) -> Iterator[str]
             yield f"{process.cmdline()} {process.environ()}"
 
 
+@contextlib.contextmanager
+def silent(slurm: Slurm) -> Iterator[None]:
+    """Suspend Slurm's controller meanwhile: requests to it block."""
+    controllers = [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "slurmctld" and str(slurm.conf) in process.info["cmdline"]
+    ]
+    assert controllers
+    for process in controllers:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in controllers:
+            process.resume()
+        assert wait_until(lambda: not slurm.run("squeue", "-h", "--states=COMPLETING"))
+
+
 def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slurm, lab: Lab) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
@@ -124,12 +144,23 @@ def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slu
         assert secrets
         for text in readable_by_slurm(cluster, batch, lab):
             assert not [secret for secret in secrets if secret in text]
+        with silent(batch):  # the node, whose only rank died, is not lost
+            run = cluster.run("os.kill(os.getpid(), 9)", ranks=1, block=False)
+            with pytest.raises(Exception, match="RankDied"):
+                run.wait(120)
+            assert any("Slurm does not respond, so no process can be started on node2" in note for note in run.notes)
+            with pytest.raises(UsageError, match=r"rank 1 died; %dist_reset -r 1 tries again"):
+                cluster.run("1")
+        cluster.replace([1])
+        assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
 def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     job = batch.allocate("-N2", "--ntasks-per-node=2")
     nodes = batch.run("squeue", "-h", "-j", job, "-o", "%N").strip()
-    for name, value in {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_PROCID": "0"}.items():
+    # As salloc sets them for more GPUs than a node has.
+    around = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes, "SLURM_PROCID": "0", "SLURM_GPUS": "8"}
+    for name, value in {**around, "SLURM_HOSTFILE": "/nowhere"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="3 nodes with 2 ranks each"):
         Cluster(launcher="slurm", slurm=SlurmOptions(nodes=3))
@@ -137,3 +168,30 @@ def test_ranks_start_in_the_allocation_around_the_notebook(batch: Slurm, monkeyp
         values = cluster.run("import os; (node_rank, comm.allreduce(rank), os.environ['SLURM_JOB_ID'])").results
         assert values == {rank: (rank // 2, 6, job) for rank in range(4)}
     assert SlurmJob(job).state().runs, "the allocation of the user is kept"
+
+
+def test_new_job_starts_from_within_any_allocation_with_given_options_before_user_defaults(
+    batch: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = batch.allocate("-N1")
+    # As salloc sets them for a job of one node with more than a node of the lab has.
+    around = {"JOB_ID": job, "JOB_NODELIST": "node1", "NNODES": "1", "MEM_PER_NODE": "64000", "GPUS": "8"}
+    defaults = {"TIMELIMIT": "7", "PARTITION": "urgent", "MEM_PER_NODE": "10", "OUTPUT": "/nowhere", "JOB_NAME": "mine"}
+    for name, value in {**around, "CLUSTERS": "other"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name, value in defaults.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    more = ("--mem=200", "--comment=a\\b 'c' #d")
+    options = SlurmOptions(nodes=2, ntasks_per_node=1, partition="all", more=more, start="srun", new_job=True)
+    with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
+        number = cluster.job.split()[1]
+        assert number != job
+        with pytest.raises(Exception, match="RankDied"):
+            cluster.run("import os; os.kill(os.getpid(), 9)", ranks=1)
+        assert cluster.run("import os; os.environ['SLURM_JOB_ID']").results == {0: number, 1: number}
+        monkeypatch.delenv("SLURM_CLUSTERS")  # with which the lab's own commands would not find it
+        text = batch.run("scontrol", "show", "job", "-o", number)
+    limits = ("Partition=all", "TimeLimit=00:07:00", "MinMemoryNode=200M")
+    for option in (*limits, "Comment=a\\b 'c' #d", "=disttrain-"):
+        assert option in text
+    assert from_scontrol(text).log != "/nowhere"

@@ -42,12 +42,10 @@ def test_interrupt_in_the_queue_cancels_the_job(batch: Slurm) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(StartInterruptedError, match="all processes that it had started have ended"):
-        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2, more=("--comment=a\\b 'c' #d",)), report=report)
+        Cluster(launcher="slurm", slurm=SlurmOptions(nodes=2), report=report)
     assert "is pending: position 2 in partition all" in messages[-1]
     number = messages[-1].split()[1]
-    text = batch.run("scontrol", "show", "job", "-o", number)
-    assert "JobState=CANCELLED" in text
-    assert "Comment=a\\b 'c' #d" in text
+    assert "JobState=CANCELLED" in batch.run("scontrol", "show", "job", "-o", number)
 
 
 def test_interrupt_after_the_allocation_cancels_the_job_and_leaves_no_file(

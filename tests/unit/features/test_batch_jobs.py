@@ -1,7 +1,7 @@
 """Rare faults of a job that a notebook joins.
 
 Covers: files of other owners, exits after which cleanup is impossible, unreadable files.
-Does not cover: joining, leaving and rejoining (``test_join``), jobs that cannot start (``test_join_begin``).
+Does not cover: joining, leaving and rejoining (``test_join``).
 """
 
 from __future__ import annotations

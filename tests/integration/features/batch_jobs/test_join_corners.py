@@ -1,7 +1,7 @@
 """Rare faults of a job that a notebook joins.
 
-Covers: files of other owners, exits after which cleanup is impossible, unreadable files.
-Does not cover: joining, leaving and rejoining (``test_join``), jobs that cannot start (``test_join_begin``).
+Covers: jobs that can't start, files of others, exits after which cleanup is impossible, unreadable files.
+Does not cover: joining, leaving and rejoining (``test_join``).
 """
 
 from __future__ import annotations
@@ -20,44 +20,63 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.client import attach
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
+from jupyter_disttrain.features.batch_jobs import join
+from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
+from jupyter_disttrain.rank.startup.startup_args import JoinArgs, Setup
 
-from ....support.join_tools import ENGINE, Job, start_process
+from ....support.join_tools import ENGINE, LAUNCHED_BY_HAND, Job, start_process
 from ....support.process_tools import controllers_of, processes_of_cluster, wait_until
 
 
-def test_empty_file_may_be_used_and_is_removed_with_the_job(file: Path, jobs: list[Job]) -> None:
+def test_file_is_used_if_empty_refused_while_a_job_of_any_version_runs_and_kept_if_it_belongs_to_another(
+    file: Path, jobs: list[Job]
+) -> None:
     file.touch()
-    own = file.with_name("train.json")
-    own.write_text('{"lr": 0.1}')
-    refused = start_process(jobs, own, 0, 1, log="refused.log")
-    taken = start_process(jobs, file, 0, 1)
-    assert refused.end() == 1
-    assert "name another file with --join" in refused.output
-    assert own.read_text() == '{"lr": 0.1}'
-    assert wait_until(lambda: bool(file.read_text()))
-    taken.terminate()
-    assert wait_until(lambda: not file.exists())
-
-
-def test_file_of_a_running_job_of_another_version_is_not_used(file: Path, jobs: list[Job]) -> None:
     first = start_process(jobs, file, 0, 1)
-    content = first.wait_for_file(file)
+    assert wait_until(lambda: bool(file.read_text()))
+    content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"version": "0.0.1", "of_another_version": 1}))
     second = start_process(jobs, file, 0, 1, log="second.log")
     assert second.end() == 1
     assert f"{file} belongs to another job, which runs on {content['host']} (1 rank, by torchrun)" in second.output
-    first.terminate()
-    assert wait_until(lambda: not file.exists())
-
-
-def test_job_keeps_a_file_that_now_belongs_to_another(file: Path, jobs: list[Job]) -> None:
-    first = start_process(jobs, file, 0, 1)
-    content = first.wait_for_file(file)
     others = json.dumps(content | {"cluster_id": "another-1-abcdef"})
     file.write_text(others)
     first.terminate()
     assert wait_until(lambda: not Path(content["profile"]).exists())
     assert file.read_text() == others
+
+
+@pytest.mark.parametrize("trouble", ["ports", "controller", "file"])
+def test_job_that_cannot_start_reports_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    name = f"begin-{trouble}"
+    file = tmp_path / f"{name}.json"
+    for variable, value in {**LAUNCHED_BY_HAND, "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    if trouble == "ports":
+        monkeypatch.setattr(join, "choose_ports", _no_ports)
+        message = r"has no free ports for a controller at 127\.0\.0\.1: all are taken; choose .* with --interface"
+    elif trouble == "controller":
+        monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a privileged port
+        monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
+        message = "the controller on .* did not start"
+    else:
+        monkeypatch.setattr(join.JobFile, "write", _no_room)
+        message = "can't write .*: No space left on device; name another file"
+    setup = JoinArgs(file=str(file), name=name, timeout_s=1.0, interface="", backend="none")
+    with pytest.raises(SystemExit, match=message):
+        join.join(Setup(environment="", host="", ranks=1, join=setup))
+    assert not list(tmp_path.iterdir())
+    assert not list(ROOT.glob(f"{PREFIX}{name}-*"))
+
+
+def _no_ports(_address: str, _count: int) -> list[int]:
+    raise OSError("all are taken")
+
+
+def _no_room(_file: object, _path: Path) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_job_that_is_cancelled_before_its_rank_has_registered_ends(file: Path, jobs: list[Job]) -> None:
@@ -84,12 +103,12 @@ def test_job_whose_controller_is_killed_leaves_no_keys(file: Path, jobs: list[Jo
     assert {path.name for path in file.parent.iterdir()} == {"rank0.log"}
 
 
-@pytest.mark.parametrize("start", [(), ("sh", "-c", '"$@"; exit $?', "rank")], ids=["direct", "by a script"])
-def test_ranks_of_a_killed_mpirun_end(file: Path, jobs: list[Job], start: tuple[str, ...]) -> None:
+def test_ranks_of_a_killed_mpirun_that_started_them_by_a_script_end(file: Path, jobs: list[Job]) -> None:
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     variables["PRTE_MCA_prte_local_tmpdir_base"] = str(file.parent)  # a killed mpirun leaves its own files
-    command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none", *start, *ENGINE]
-    jobs.append(Job([*command, "--join", str(file), "--backend", "none"], file.with_name("job.log"), **variables))
+    command = ["mpirun", "-n", "2", "--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none"]
+    rank = ["sh", "-c", '"$@"; exit $?', "rank", *ENGINE, "--join", str(file), "--backend", "none"]
+    jobs.append(Job([*command, *rank], file.with_name("job.log"), **variables))
     content = jobs[0].wait_for_file(file)
     with Cluster.attach(str(file)) as cluster:
         cluster.run("import time\ntime.sleep(1000)", block=False)
