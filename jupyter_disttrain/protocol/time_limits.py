@@ -150,6 +150,9 @@ OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the leas
 
 # Starting processes
 
+# launchers.commands
+COMMAND_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
+
 # launchers.local
 LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible
 
@@ -352,7 +355,6 @@ GPU_CHECKS_FORM_SECONDS = 45.0  # for the group to be formed after a death durin
 
 # doctor.probe
 TIMEOUT_SECONDS = 60.0  # for a command of the doctor
-PROBE_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
 
 # doctor.ranks
 MPIEXEC_TIMEOUT_SECONDS = 30.0  # for a small program under mpiexec

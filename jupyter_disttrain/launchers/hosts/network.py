@@ -1,7 +1,7 @@
 """Choose the network that the ranks communicate over.
 
 Covers: choosing it from the addresses of all hosts or taking the one that the user names, the environment variables
-that restrict Gloo, NCCL, UCX and Open MPI to it, describing it.
+that restrict NCCL and UCX to it, describing it.
 Does not cover: whether its ports are open (``probe_runner``).
 """
 
@@ -109,19 +109,6 @@ def device_environment(network: Network, given: Mapping[str, str] = os.environ) 
     elif same_interface and not any(node.infiniband or node.other_rdma for node in network.nodes):
         wanted["UCX_NET_DEVICES"] = first.interface  # else UCX finds faster devices by itself
     return {name: value for name, value in wanted.items() if name not in given}
-
-
-def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that restrict Open MPI and its launcher to a network, unless the user has set them.
-
-    They name the network, not an interface: mpiexec passes the same value to all hosts, whose interface names may
-    differ.
-    """
-    return {
-        f"{name}_include": network
-        for name in ("OMPI_MCA_btl_tcp_if", "PRTE_MCA_prte_if")
-        if not {f"{name}_include", f"{name}_exclude"} & given.keys()  # Open MPI refuses both at once
-    }
 
 
 def describe(network: Network) -> str:

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..mpi import version_output
 from ..rank_environment import forwarded
 from . import probe
 
@@ -131,12 +132,11 @@ class HostRequirements:
             If a variable to forward is not set.
         """
         environment = forwarded(os.environ, forward)
-        output = probe.output_of(probe.ask_version(mpiexec)) if mpiexec else ""
         entries = environment.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
-            mpi_version=probe.open_mpi_version(output),
+            mpi_version=probe.open_mpi_version(version_output(mpiexec)) if mpiexec else "",
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (keep symbolic links)
             library_path=environment.get("LD_LIBRARY_PATH", ""),
             **{**probe.package(), **others},
