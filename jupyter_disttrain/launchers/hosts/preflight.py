@@ -267,7 +267,7 @@ def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str,
     return Placement(
         listen=network.client_address,
         network=network.cidr,
-        addresses={node.name: node.address for node in network.nodes},
+        addresses={host: address.address for host, address in network.addresses.items()},
         variables=device_environment(network),
         description="; ".join([describe(network), *notes]),
     )

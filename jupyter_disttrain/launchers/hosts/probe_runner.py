@@ -134,7 +134,7 @@ def _connect_all(probes: Mapping[str, _Probe], reports: list[HostReport], wanted
         network = choose_network(own_addresses(), reports, wanted.interface)
     except LaunchError:
         return reports  # choosing the network again later reports the error
-    addresses = {node.name: node.address for node in network.nodes}
+    addresses = {host: address.address for host, address in network.addresses.items()}
     listening = {host: {"ask": "listen", "address": address} for host, address in addresses.items()}
     opened = _ask(probes, listening, wanted.limit_s)
     targets = {host: (addresses[host], answer["port"]) for host, answer in opened.items() if answer and answer["port"]}

@@ -6,6 +6,7 @@ Does not cover: probing the hosts (``probe_runner``), evaluating the reports (``
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 import tempfile
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    AnyNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 SILENT = "no reply"  # the failure of a host from which neither a reply nor an error came
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
 
@@ -32,6 +35,16 @@ class Address:
     address: str
     prefix: int  # length of the network prefix, in bits
     loopback: bool = False
+
+    @property
+    def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+        """The address as a number."""
+        return ipaddress.ip_address(self.address)
+
+    @property
+    def network(self) -> AnyNetwork:
+        """The network of the interface."""
+        return ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

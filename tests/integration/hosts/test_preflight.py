@@ -96,7 +96,7 @@ def test_complete_hosts_are_accepted_and_their_network_is_found(
     assert all(report.port for report in reports), "each was tried by the others"
     network = choose_network(own_addresses(), reports)
     assert network.client_address == lab.head_address
-    assert [node.address for node in network.nodes] == [lab.address(host) for host in lab.hosts]
+    assert [each.address for each in network.addresses.values()] == [lab.address(host) for host in lab.hosts]
     assert describe(network) == f"network {network.cidr} (eth0)"
     assert list(shared.iterdir()) == [], "the file that proves the shared folder is gone"
     left = [process.cmdline() for host in lab.hosts for process in lab.processes(host)]

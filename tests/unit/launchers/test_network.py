@@ -13,14 +13,13 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.transport.controller_process import free_ports
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, UsageError
-from jupyter_disttrain.launchers.hosts.network import Network, NodeNetwork
+from jupyter_disttrain.launchers.hosts.network import Network
 from jupyter_disttrain.launchers.hosts.preflight import check_version
 
 
 def test_ipv6_network_is_refused_for_mpi_before_the_start() -> None:
-    node = NodeNetwork(name="node1", address="fd00::2", interface="eth0")
     with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
-        check_version(Network(client_address="fd00::1", cidr="fd00::/64", nodes=(node,)), "mpi")
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", addresses={}, ports={}), "mpi")
 
 
 def test_port_of_another_cluster_is_skipped() -> None:

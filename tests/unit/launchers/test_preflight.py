@@ -40,7 +40,7 @@ def test_network_is_the_one_used_by_ssh_and_never_machine_internal() -> None:
         choose_network((), hosts, "eth1")
     with pytest.raises(LaunchError, match="a, b have no address that fits on an interface eth9; "):
         choose_network((), hosts, "eth9")
-    (here,) = choose_network(hosts[0].addresses, hosts[:1], "lo").nodes
+    here = choose_network(hosts[0].addresses, hosts[:1], "lo").addresses["a"]
     assert here.address == "127.0.0.1", "ranks on this machine may communicate over loopback"
     with pytest.raises(UsageError, match="'eth0/x' is not a network"):
         choose_network((), hosts, "eth0/x")
