@@ -19,7 +19,7 @@ from ...errors import LaunchError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .report import Address, AnyNetwork, HostReport, Port
+    from .report import Address, AnyNetwork, HostReport
 
     Choice = tuple[AnyNetwork, dict[str, Address]]  # a network, and the address of each host in it
 
@@ -35,13 +35,13 @@ class Network:
     client_address: str  # this machine's address, as the hosts reach it
     cidr: str
     addresses: Mapping[str, Address]  # by host, in the order of the hosts
-    ports: Mapping[str, tuple[Port, ...]]  # active RDMA ports, by host
+    ports: Mapping[str, Mapping[str, str]]  # link layers of each host's active RDMA ports
 
     @property
     def infiniband(self) -> dict[str, tuple[str, ...]]:
         """The names of each host's active InfiniBand ports."""
         return {
-            host: tuple(port.name for port in ports if port.link_layer == "InfiniBand")
+            host: tuple(port for port, layer in ports.items() if layer == "InfiniBand")
             for host, ports in self.ports.items()
         }
 
@@ -80,7 +80,7 @@ def choose_network(
         client_address=_client_address(client_addresses, network, chosen),
         cidr=str(network),
         addresses=chosen,
-        ports={host.name: tuple(port for port in host.infiniband if port.active) for host in hosts},
+        ports={host.name: host.rdma_ports for host in hosts},
     )
 
 

@@ -9,6 +9,7 @@ scripts print too. The module needs only the standard library, and psutil where 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -54,9 +55,9 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
     written = [path for path in (folder, temporary) if path and Path(path).is_dir()]
     return {
         "hostname": socket.gethostname(),
-        "ssh": os.environ.get("SSH_CONNECTION", "").split(),
+        "ssh_address": "".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]).partition("%")[0],
         "addresses": addresses() if found["package_folder"] else [],
-        "infiniband": infiniband(),
+        "rdma_ports": rdma_ports(),
         "python": python_version(),
         "torch": version_of("torch"),
         **found,
@@ -153,26 +154,14 @@ def addresses() -> list[dict[str, Any]]:
     return found
 
 
-def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
-    """Return every port of every RDMA device, as the kernel describes it."""
-    if not Path(root).is_dir():
-        return []
-    return [_port(port) for device in sorted(Path(root).iterdir()) for port in sorted((device / "ports").glob("*"))]
-
-
-def _port(folder: Path) -> dict[str, Any]:
-    def read(name: str) -> str:
-        try:
-            return (folder / name).read_text().strip()
-        except OSError:
-            return ""
-
-    return {
-        "device": folder.parent.parent.name,
-        "port": int(folder.name),
-        "active": read("state").endswith("ACTIVE"),  # "4: ACTIVE"
-        "link_layer": read("link_layer"),  # "InfiniBand", or "Ethernet" for RoCE
-    }
+def rdma_ports(root: str = "/sys/class/infiniband") -> dict[str, str]:
+    """Return the link layer of every active port of an RDMA device: "InfiniBand", or "Ethernet" for RoCE."""
+    found = {}
+    for port in sorted(Path(root).glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            if (port / "state").read_text().strip().endswith("ACTIVE"):  # "4: ACTIVE"
+                found[f"{port.parent.parent.name}:{port.name}"] = (port / "link_layer").read_text().strip()
+    return found
 
 
 def version_of_daemon(mpiexec: str) -> str:

@@ -48,21 +48,6 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """A port of an RDMA device."""
-
-    device: str  # "mlx5_0"
-    port: int
-    active: bool
-    link_layer: str  # "InfiniBand", or "Ethernet" for RoCE
-
-    @property
-    def name(self) -> str:
-        """The port's name in NCCL and UCX."""
-        return f"{self.device}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
     """A host's report, or the reason why there is none."""
 
@@ -72,7 +57,7 @@ class HostReport:
     hostname: str = ""
     ssh_address: str = ""  # at which ssh or Slurm reached the host; empty if unknown
     addresses: tuple[Address, ...] = ()
-    infiniband: tuple[Port, ...] = ()
+    rdma_ports: Mapping[str, str] = field(default_factory=dict)  # link layer of each active port, as "mlx5_0:1"
     python: str = ""  # "CPython 3.11"
     torch: str = ""  # empty: not installed
     package_folder: str = ""  # empty: not installed
@@ -85,9 +70,8 @@ class HostReport:
     gpus: int = 0
     daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
     clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
-    unreached: Mapping[str, str] = field(
-        default_factory=dict
-    )  # hosts that it could not reach: the system's error, by name; "" is the client
+    # The system's error for each host that it could not reach, by name; "" is the client.
+    unreached: Mapping[str, str] = field(default_factory=dict)
     client_address: str = ""  # address of this machine to which it tried to connect
     address: str = ""  # its address to which the other hosts tried to connect
     port: int = 0  # its port to which the other hosts tried to connect; 0: none could be opened
@@ -163,14 +147,10 @@ def own_addresses() -> tuple[Address, ...]:
 
 def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostReport:
     """Parse the reply of ``probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
-    known = dict(answer)
-    ssh = known.pop("ssh")
-    known["addresses"] = tuple(Address(**each) for each in known["addresses"])
-    known["infiniband"] = tuple(Port(**each) for each in known["infiniband"])
-    ahead_s = known.pop("time_s") - now_s
-    return HostReport(name=name, ssh_address=_server(ssh), clock_ahead_s=ahead_s, **known)
-
-
-def _server(ssh_connection: list[str]) -> str:
-    """Return the server's address from SSH_CONNECTION, which has the client, its port, the server and its port."""
-    return ssh_connection[2].partition("%")[0] if len(ssh_connection) == 4 else ""  # noqa: PLR2004
+    known = {
+        **answer,
+        "addresses": tuple(Address(**each) for each in answer["addresses"]),
+        "clock_ahead_s": answer["time_s"] - now_s,
+    }
+    del known["time_s"]
+    return HostReport(name=name, **known)
