@@ -86,27 +86,27 @@ def _named(hosts: Sequence[str]) -> str:
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostRequirements) -> Iterator[Problem]:
     """Yield the problems that prevent a start on a host that replied."""
-    yield from _twice(report, reports)
+    same = next(each for each in reports if each.answered and _identity(each) == _identity(report))
+    if same is not report and report.addresses:
+        yield f"the same host as {same.name}", "name each host once, with all of its ranks, e.g. node1:4"
     yield from _python(report, wanted)
     if wanted.torch is not None:
         yield from _torch(report, reports, wanted.torch, wanted.python)
-    if wanted.mpiexec is not None:
-        yield from _mpi(report, wanted, wanted.mpiexec)
+    if wanted.mpiexec is not None and report.daemon != wanted.mpi_version:
+        where = "an ssh login" if wanted.by == "ssh" else "the job"
+        folder = Path(wanted.mpiexec).parent
+        what = f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}"
+        missing = f"Open MPI's daemon prted is neither in {folder} nor on the PATH of {where}"
+        yield (
+            what if report.daemon else missing,
+            f"install the same Open MPI on all hosts, or start without MPI: {WITHOUT_MPI[wanted.by]}",
+        )
     yield from _folders(report, wanted)
     yield from _connections(report, reports)
 
 
-def _twice(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
-    same = [each for each in reports if each.answered and _identity(each) == _identity(report)]
-    if len(same) > 1 and report is not same[0]:
-        yield (
-            f"the same host as {same[0].name}",
-            "name each host once, with all of its ranks, e.g. node1:4",
-        )
-
-
-def _identity(report: HostReport) -> tuple[str, tuple[tuple[str, str], ...]]:
-    return report.hostname, tuple(sorted((each.interface, each.address) for each in report.addresses))
+def _identity(report: HostReport) -> tuple[str, frozenset[tuple[str, str]]]:
+    return report.hostname, frozenset((each.interface, each.address) for each in report.addresses)
 
 
 def _python(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
@@ -156,31 +156,14 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _mpi(report: HostReport, wanted: HostRequirements, mpiexec: str) -> Iterator[Problem]:
-    without = WITHOUT_MPI[wanted.by]
-    if not report.daemon:
-        where = "an ssh login" if wanted.by == "ssh" else "the job"
-        yield (
-            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of {where}",
-            f"install the same Open MPI there, or start without MPI: {without}",
-        )
-    elif report.daemon != wanted.mpi_version:
-        yield (
-            f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}",
-            f"install the same Open MPI on all hosts, or start without MPI: {without}",
-        )
-
-
 def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
     shared = wanted.shared_folder
-    if report.shared == "no folder":
+    if report.shared in ("no folder", "other content"):
+        other = f"{shared} is not the same folder there as on this machine: the hosts share no file system"
         yield (
-            f"there is no {shared}, so the hosts share no file system with this machine",
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
-        )
-    elif report.shared == "other content":
-        yield (
-            f"{shared} is not the same folder there as on this machine: the hosts share no file system",
+            f"there is no {shared}, so the hosts share no file system with this machine"
+            if report.shared == "no folder"
+            else other,
             "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
         )
     elif report.shared:
