@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..launchers.commands import run_command
+from ..commands import run_command
 from ..protocol.time_limits import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:

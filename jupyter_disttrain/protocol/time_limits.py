@@ -150,7 +150,7 @@ OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the leas
 
 # Starting processes
 
-# launchers.commands
+# commands
 COMMAND_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
 
 # launchers.local

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_disttrain.doctor import Check, examine
+from jupyter_disttrain.doctor import examine
 from jupyter_disttrain.doctor.finding import Finding, ok
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def test_check_that_raises_is_an_error_and_other_checks_run() -> None:
         yield ok("first", "seen")
         raise KeyError("lost")
 
-    first, second = examine(Check(group="made up", find=fail_midway))
+    first, second = examine("made up", fail_midway)
     assert first == ok("first", "seen")
     assert second.status == "error"
     assert "KeyError: 'lost'" in second.text

@@ -12,7 +12,7 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..protocol.time_limits import COMMAND_GRACE_SECONDS
+from .protocol.time_limits import COMMAND_GRACE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
