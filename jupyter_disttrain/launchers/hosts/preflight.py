@@ -101,7 +101,7 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostReq
             what if report.daemon else missing,
             f"install the same Open MPI on all hosts, or start without MPI: {WITHOUT_MPI[wanted.by]}",
         )
-    yield from _folders(report, wanted)
+    yield from report.problems
     yield from _connections(report, reports)
 
 
@@ -156,62 +156,24 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
-    shared = wanted.shared_folder
-    if report.shared in ("no folder", "other content"):
-        other = f"{shared} is not the same folder there as on this machine: the hosts share no file system"
-        yield (
-            f"there is no {shared}, so the hosts share no file system with this machine"
-            if report.shared == "no folder"
-            else other,
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
-        )
-    elif report.shared:
-        yield (
-            f"what this machine writes into {shared} can't be read there ({report.shared})",
-            "log in there as the same user, and correct the folder's permissions",
-        )
-    for folder, why in report.unwritable.items():
-        yield (
-            f"no file can be written into {folder} ({why})",
-            "free disk space, or correct the folder's permissions or mount",
-        )
-    for folder, free in report.free_bytes.items():
-        if free < wanted.least_free_bytes and folder not in report.unwritable:
-            yield (
-                f"too little disk space is free in {folder}: {free / 2**20:.0f} MiB",
-                f"free disk space: ranks need at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
-            )
-    if report.working:
-        yield (
-            f"the working directory {wanted.working_folder} {report.working}",
-            "create it there, or start the notebook in a folder that exists on all hosts",
-        )
-
-
 def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
     if report.unopened:
         yield (
             f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
             "name another network with --interface",
         )
-    unreached = dict(report.unreached)
-    why = unreached.pop(CLIENT, "")
+    why = report.unreached.get(CLIENT, "")
     if why:
-        yield (
-            f"can't reach this machine at {report.client_address} ({why})",
-            LET_IN,
-        )
-    others = [each for each in reports if each.port and each is not report]
-    if len(others) > 1 and len(unreached) == len(others):
-        yield f"can't reach any of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
+        yield f"can't reach this machine at {report.client_address} ({why})", LET_IN
+    others = {each.name for each in reports if each.port} - {report.name}
+    if len(others) > 1 and others <= report.unreached.keys():
+        errors = ", ".join(sorted({report.unreached[name] for name in others}))
+        yield f"can't reach any of the other hosts ({errors})", OPEN_PORTS
         return
-    for other in others:
-        if other.name in unreached:
-            yield (
-                f"can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
-                OPEN_PORTS,
-            )
+    for other in reports:
+        if other.name in report.unreached:
+            why = report.unreached[other.name]
+            yield f"can't reach {other.name} ({other.address}) on port {other.port} ({why})", OPEN_PORTS
 
 
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:

@@ -24,7 +24,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MARK = "disttrain-probe "
 PACKAGE = "jupyter_disttrain"
@@ -33,26 +36,28 @@ COMMAND_SECONDS = 10.0  # for a command to end, e.g. mpiexec --version
 
 def main() -> None:
     """Reply to the client's requests until it closes the connection."""
-    listener: socket.socket | None = None
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        if request["ask"] == "report":
-            answer = report(request)
-        elif request["ask"] == "listen":
-            listener, answer = listen(request["address"])
-        else:
-            answer = {"unreached": unreached(request["targets"], request["limit_s"])}
-        print(f"{MARK}{json.dumps(answer)}", flush=True)  # noqa: T201
-    if listener is not None:  # until then other hosts may still connect
-        listener.close()
+    with contextlib.ExitStack() as listening:  # on a port to which other hosts may connect until the end
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            answer: dict[str, Any] = {}
+            if request["ask"] == "report":
+                answer = report(request)
+            elif request["ask"] == "listen":
+                try:
+                    listener, port = listen(request["address"])
+                    listening.enter_context(listener)
+                    answer = {"port": port}
+                except OSError as error:
+                    answer = {"port": 0, "why": error.strerror}
+            else:
+                answer = {"unreached": unreached(request["targets"], request["limit_s"])}
+            print(f"{MARK}{json.dumps(answer)}", flush=True)  # noqa: T201
 
 
 def report(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the client requested to know about this host."""
     sys.path[:] = [*request["python_path"], *(entry for entry in sys.path if entry)]
-    found, folder = package(), request["shared_folder"]
-    temporary = temporary_folder(request["temporary_folder"])
-    written = [path for path in (folder, temporary) if path and Path(path).is_dir()]
+    found = package()
     return {
         "hostname": socket.gethostname(),
         "ssh_address": "".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]).partition("%")[0],
@@ -61,10 +66,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
         "python": python_version(),
         "torch": version_of("torch"),
         **found,
-        "shared": shared(folder, request["nonce"]) if folder else "",
-        "unwritable": {path: why for path in written if (why := unwritable(path))},
-        "working": working(request["working_folder"]),
-        "free_bytes": {path: shutil.disk_usage(path).free for path in written},
+        "problems": list(problems_of_folders(request)),
         "gpus": gpus(),
         "daemon": version_of_daemon(request["mpiexec"]) if request["mpiexec"] else "",
         "time_s": time.time(),
@@ -95,39 +97,48 @@ def package() -> dict[str, str]:
     return {"package_folder": str(folder), "package_version": version_of(PACKAGE), "package_digest": digest}
 
 
-def shared(folder: str, nonce: str) -> str:
-    """Return an empty string if this host sees the client's file, else what is wrong."""
-    if not Path(folder).is_dir():
-        return "no folder"
-    try:
-        seen = (Path(folder) / nonce).read_text()
-    except FileNotFoundError:
-        return "other content"
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
-    return "" if seen == nonce else "other content"
+def problems_of_folders(request: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what prevents ranks from using their folders here, each with its remedy."""
+    shared, nonce, temporary = request["shared_folder"], request["nonce"], request["temporary_folder"]
+    mount = "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share"
+    if shared and not Path(shared).is_dir():
+        yield f"there is no {shared}, so the hosts share no file system with this machine", mount
+    elif shared:
+        try:
+            is_same = (Path(shared) / nonce).read_text() == nonce
+        except FileNotFoundError:
+            is_same = False
+        except OSError as error:
+            is_same = True
+            what = f"what this machine writes into {shared} can't be read there ({error.strerror})"
+            yield what, "log in there as the same user, and correct the folder's permissions"
+        if not is_same:
+            what = f"{shared} is not the same folder there as on this machine: the hosts share no file system"
+            yield what, mount
+    if not Path(temporary).is_dir():
+        temporary = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (only checked)
+    for folder in (shared, temporary):
+        if folder and Path(folder).is_dir():
+            yield from _room_in(folder, request["least_free_bytes"])
+    working = request["working_folder"]
+    if not os.access(working, os.R_OK | os.X_OK):
+        trouble = "can't be entered" if Path(working).is_dir() else "is missing"
+        what = f"the working directory {working} {trouble}"
+        yield what, "create it there, or start the notebook in a folder that exists on all hosts"
 
 
-def unwritable(folder: str) -> str:
-    """Return an empty string if a file can be written there, else why not."""
+def _room_in(folder: str, least_bytes: int) -> Iterator[tuple[str, str]]:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def temporary_folder(wanted: str) -> str:
-    """Return the client's temporary folder, or this host's if that does not exist here."""
-    return wanted if Path(wanted).is_dir() else os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (only checked)
-
-
-def working(folder: str) -> str:
-    """Return an empty string if processes can be started in that folder, else why not."""
-    if not Path(folder).is_dir():
-        return "is missing"
-    return "" if os.access(folder, os.R_OK | os.X_OK) else "can't be entered"
+        what = f"no file can be written into {folder} ({error.strerror or error})"
+        yield what, "free disk space, or correct the folder's permissions or mount"
+        return
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < least_bytes:
+        what = f"too little disk space is free in {folder}: {free_bytes / 2**20:.0f} MiB"
+        yield what, f"free disk space: ranks need at least {least_bytes / 2**20:.0f} MiB for logs and sockets"
 
 
 def gpus() -> int:
@@ -189,17 +200,16 @@ def open_mpi_version(output: str) -> str:
     return (version.split() or [""])[0] if is_open_mpi else ""
 
 
-def listen(address: str) -> tuple[socket.socket | None, dict[str, Any]]:
+def listen(address: str) -> tuple[socket.socket, int]:
     """Open a port on one address, so that other hosts can try to connect; nothing is read from it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
         listener.listen(1024)  # the kernel completes connections as long as the backlog has room
-    except OSError as error:
+    except OSError:
         listener.close()
-        return None, {"port": 0, "why": error.strerror or str(error)}
-    return listener, {"port": listener.getsockname()[1], "why": ""}
+        raise
+    return listener, listener.getsockname()[1]
 
 
 def unreached(targets: dict[str, list[Any]], limit_s: float) -> dict[str, str]:

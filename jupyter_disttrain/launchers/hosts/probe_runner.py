@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import queue
-import secrets
 import shlex
 import signal
 import subprocess
@@ -50,16 +49,23 @@ _BOOT = (
 
 
 def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -> list[HostReport]:
+    """Query all hosts at once over ``ssh``, a command that takes OpenSSH's options; see :func:`survey_by`."""
+    return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
+
+
+def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
     """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
     Parameters
     ----------
+    way
+        Returns the command that runs another one on a host, with its input and output connected to this process.
     hosts
-        The hosts, as ssh takes them.
-    ssh
-        The command that runs another one on a host, e.g. ``["ssh"]``; it takes OpenSSH's options.
+        The hosts, as ``way`` takes them.
     wanted
         What the hosts are asked for.
+    reached
+        The address at which ``way`` reaches a host, by host, for hosts that can't report it themselves.
 
     Returns
     -------
@@ -70,22 +76,13 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -
     Raises
     ------
     LaunchError
-        If there is no such ssh, or if no file can be written into the shared folder.
+        If the command can't be run, or if no file can be written into the shared folder.
     UsageError
         If ``wanted.interface`` can't be parsed.
     """
-    return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
-
-
-def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
-    """Query all hosts at once, as :func:`survey` does, by another command than ssh.
-
-    ``way`` returns the command that runs another one on a host, with its input and output connected to this process;
-    ``reached`` has the address at which it reaches a host, by host, for hosts that can't report it themselves.
-    """
     probes: dict[str, _Probe] = {}
     try:
-        with _nonce(wanted) as nonce:
+        with _nonce(wanted.shared_folder) as nonce:
             for host in dict.fromkeys(hosts):
                 with deferred_interrupts():  # a process that is not in the list would never be ended
                     probes[host] = _Probe(host, way, wanted)
@@ -97,6 +94,7 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached:
                 "nonce": nonce,
                 "temporary_folder": wanted.temporary_folder,
                 "working_folder": wanted.working_folder,
+                "least_free_bytes": wanted.least_free_bytes,
             }
             answers = _ask(probes, dict.fromkeys(hosts, request), wanted.limit_s)
         reports = [probes[host].report(answers[host]) for host in hosts]
@@ -108,28 +106,24 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached:
 
 
 @contextlib.contextmanager
-def _nonce(wanted: HostRequirements) -> Iterator[str]:
+def _nonce(folder: Path | None) -> Iterator[str]:
     """Create a file with a unique name in the shared folder; its content is its name."""
-    name = f".disttrain-{secrets.token_hex(8)}"
-    if wanted.shared_folder is None:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=".disttrain-", dir=folder))
+            name = Path(file.name).name
+            file.write(name)
+            file.flush()
+        except OSError as error:
+            raise LaunchError(
+                f"cannot write into {folder} on this machine: {error.strerror}; free disk space or correct its "
+                "permissions"
+            ) from error
         yield name
-        return
-    path = wanted.shared_folder / name
-    try:
-        path.write_text(name)
-    except OSError as error:
-        raise LaunchError(
-            f"cannot write into {wanted.shared_folder} on this machine: {error.strerror}; free disk space "
-            "or correct its permissions"
-        ) from error
-    try:
-        yield name
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _connect_all(probes: Mapping[str, _Probe], reports: list[HostReport], wanted: HostRequirements) -> list[HostReport]:
-    """Let every host that replied listen on its address, and connect to all others and to this machine."""
+    """Let every host that replied listen on its address, and connect to all hosts and to this machine."""
     try:
         network = choose_network(own_addresses(), reports, wanted.interface)
     except LaunchError:
@@ -138,31 +132,27 @@ def _connect_all(probes: Mapping[str, _Probe], reports: list[HostReport], wanted
     listening = {host: {"ask": "listen", "address": address} for host, address in addresses.items()}
     opened = _ask(probes, listening, wanted.limit_s)
     targets = {host: (addresses[host], answer["port"]) for host, answer in opened.items() if answer and answer["port"]}
-    listener, own = probe.listen(network.client_address)
-    if listener is None:
-        raise LaunchError(f"cannot listen on {network.client_address}, an address of this machine: {own['why']}")
+    try:
+        listener, port = probe.listen(network.client_address)
+    except OSError as error:
+        raise LaunchError(f"cannot listen on {network.client_address}, an address of this machine: {error}") from error
     with listener:
-        targets[CLIENT] = network.client_address, own["port"]
-        connecting = {
-            host: {
-                "ask": "connect",
-                "targets": {name: target for name, target in targets.items() if name != host},
-                "limit_s": wanted.reach_s,
-            }
-            for host in targets
-            if host != CLIENT
+        to_all = {CLIENT: (network.client_address, port), **targets}
+        request = {"ask": "connect", "targets": to_all, "limit_s": wanted.reach_s}
+        connected = _ask(probes, dict.fromkeys(targets, request), wanted.reach_s + wanted.limit_s)
+    tested = {
+        host: {"failure": probes[host].why}
+        if answer is None
+        else {
+            "client_address": network.client_address,
+            "address": addresses[host],
+            "port": targets[host][1] if host in targets else 0,
+            "unreached": answer.get("unreached", {}),
+            "unopened": answer.get("why", ""),
         }
-        connected = _ask(probes, connecting, wanted.reach_s + wanted.limit_s)
-    results: dict[str, dict[str, Any]] = {}
-    for host, answer in {**opened, **connected}.items():
-        results[host] = {"client_address": network.client_address, "address": addresses[host]}
-        if answer is None:
-            results[host]["failure"] = probes[host].why
-        elif host in targets:
-            results[host] |= {"port": targets[host][1], "unreached": answer["unreached"]}
-        else:
-            results[host]["unopened"] = answer["why"]
-    return [replace(report, **results.get(report.name, {})) for report in reports]
+        for host, answer in {**opened, **connected}.items()
+    }
+    return [replace(report, **tested.get(report.name, {})) for report in reports]
 
 
 class _Probe:

@@ -63,10 +63,7 @@ class HostReport:
     package_folder: str = ""  # empty: not installed
     package_version: str = ""
     package_digest: str = ""
-    shared: str = ""  # why it does not see the client's file; empty: it sees it, or that was not checked
-    unwritable: Mapping[str, str] = field(default_factory=dict)  # folders where no file can be written: the reason
-    working: str = ""  # what is wrong with the working directory; empty: nothing
-    free_bytes: Mapping[str, int] = field(default_factory=dict)  # by folder
+    problems: tuple[tuple[str, str], ...] = ()  # with its folders, each with the remedy
     gpus: int = 0
     daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
     clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
@@ -150,6 +147,7 @@ def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostRepor
     known = {
         **answer,
         "addresses": tuple(Address(**each) for each in answer["addresses"]),
+        "problems": tuple(map(tuple, answer["problems"])),
         "clock_ahead_s": answer["time_s"] - now_s,
     }
     del known["time_s"]
