@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,16 +86,7 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached:
             for host in dict.fromkeys(hosts):
                 with deferred_interrupts():  # a process that is not in the list would never be ended
                     probes[host] = _Probe(host, way, wanted)
-            request = {
-                "ask": "report",
-                "mpiexec": wanted.mpiexec or "",
-                "python_path": wanted.python_path,
-                "shared_folder": str(wanted.shared_folder or ""),
-                "nonce": nonce,
-                "temporary_folder": wanted.temporary_folder,
-                "working_folder": wanted.working_folder,
-                "least_free_bytes": wanted.least_free_bytes,
-            }
+            request = {"ask": "report", "nonce": nonce, **asdict(wanted)}
             answers = _ask(probes, dict.fromkeys(hosts, request), wanted.limit_s)
         reports = [probes[host].report(answers[host]) for host in hosts]
         reports = [replace(each, ssh_address=reached.get(each.name, each.ssh_address)) for each in reports]
@@ -239,7 +230,7 @@ def _ask(
 ) -> dict[str, dict[str, Any] | None]:
     """Send each host its request, and return the replies; None for a host without one."""
     for host, request in requests.items():
-        probes[host].send(json.dumps(request).encode() + b"\n")
+        probes[host].send(json.dumps(request, default=str).encode() + b"\n")
     deadline = time.monotonic() + limit_s
     return {host: probes[host].answer(deadline) for host in requests}
 

@@ -109,16 +109,8 @@ class HostRequirements:
     ) -> HostRequirements:
         """Return the requirements that follow from what this machine has.
 
-        Parameters
-        ----------
-        torch
-            Whether the ranks use torch.
-        mpiexec
-            Path of Open MPI's mpiexec, if it starts the ranks.
-        forward
-            Environment variables to set for the ranks, as in ``ClusterConfig.forward``.
-        others
-            Further fields of this class.
+        ``torch``: whether the ranks use it; ``mpiexec``: the path of Open MPI's, if it starts the ranks; ``forward``:
+        as in ``ClusterConfig``; ``others``: further fields of this class.
 
         Raises
         ------
