@@ -15,7 +15,6 @@ from ...protocol.time_limits import MOST_CLOCK_SECONDS
 from ..placement import Placement
 from ..slurm.srun_errors import explain_step
 from .network import choose_network, describe, device_environment
-from .probe_runner import CLIENT
 from .report import own_addresses
 from .ssh_errors import explain, fill_in
 
@@ -27,15 +26,7 @@ if TYPE_CHECKING:
 
     Problem = tuple[str, str]  # the problem and its remedy; neither contains the host's name
 
-LET_IN = (
-    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
-    "machine in the hosts' network"
-)
 MOST_NAMED = 8  # hosts listed per problem
-OPEN_PORTS = (
-    "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
-    "another network with --interface"
-)
 SSH = ("ssh",)
 WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the command that reaches the hosts
 
@@ -102,7 +93,6 @@ def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostReq
             f"install the same Open MPI on all hosts, or start without MPI: {WITHOUT_MPI[wanted.by]}",
         )
     yield from report.problems
-    yield from _connections(report, reports)
 
 
 def _identity(report: HostReport) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -154,26 +144,6 @@ def _torch(report: HostReport, reports: Sequence[HostReport], here: str, python:
 
 def _release(version: str) -> str:
     return version.partition("+")[0]
-
-
-def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
-    if report.unopened:
-        yield (
-            f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
-            "name another network with --interface",
-        )
-    why = report.unreached.get(CLIENT, "")
-    if why:
-        yield f"can't reach this machine at {report.client_address} ({why})", LET_IN
-    others = {each.name for each in reports if each.port} - {report.name}
-    if len(others) > 1 and others <= report.unreached.keys():
-        errors = ", ".join(sorted({report.unreached[name] for name in others}))
-        yield f"can't reach any of the other hosts ({errors})", OPEN_PORTS
-        return
-    for other in reports:
-        if other.name in report.unreached:
-            why = report.unreached[other.name]
-            yield f"can't reach {other.name} ({other.address}) on port {other.port} ({why})", OPEN_PORTS
 
 
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:

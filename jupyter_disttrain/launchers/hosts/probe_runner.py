@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SURVEY_CONNECT_SECONDS}")
 LONGEST_OUTPUT = 4000  # characters of error output that are kept
 CLIENT = ""  # this machine's name among the targets that hosts try to reach
+LET_IN = (
+    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
+    "machine in the hosts' network"
+)
+OPEN_PORTS = (
+    "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
+    "another network with --interface"
+)
 # The probe is sent through the same pipe as the requests: its length, then its source. Pythons older than 3.10 can't
 # run it.
 _BOOT = (
@@ -131,19 +139,33 @@ def _connect_all(probes: Mapping[str, _Probe], reports: list[HostReport], wanted
         to_all = {CLIENT: (network.client_address, port), **targets}
         request = {"ask": "connect", "targets": to_all, "limit_s": wanted.reach_s}
         connected = _ask(probes, dict.fromkeys(targets, request), wanted.reach_s + wanted.limit_s)
-    tested = {
-        host: {"failure": probes[host].why}
-        if answer is None
-        else {
-            "client_address": network.client_address,
-            "address": addresses[host],
-            "port": targets[host][1] if host in targets else 0,
-            "unreached": answer.get("unreached", {}),
-            "unopened": answer.get("why", ""),
-        }
-        for host, answer in {**opened, **connected}.items()
-    }
-    return [replace(report, **tested.get(report.name, {})) for report in reports]
+    found = []
+    for report in reports:
+        answer = {**opened, **connected}.get(report.name, {})
+        if answer is None:
+            found.append(replace(report, failure=probes[report.name].why))
+        else:
+            problems = _connection_problems(report.name, answer, to_all)
+            found.append(replace(report, problems=(*report.problems, *problems)))
+    return found
+
+
+def _connection_problems(
+    host: str, answer: Mapping[str, Any], targets: Mapping[str, tuple[str, int]]
+) -> Iterator[tuple[str, str]]:
+    """Yield what prevents connections from a host, each with its remedy."""
+    if "why" in answer:
+        yield f"no port could be opened on its address ({answer['why']})", "name another network with --interface"
+    errors = dict(answer.get("unreached", {}))
+    if CLIENT in errors:
+        yield f"can't reach this machine at {targets[CLIENT][0]} ({errors.pop(CLIENT)})", LET_IN
+    others = targets.keys() - {CLIENT, host}
+    if len(others) > 1 and others <= errors.keys():
+        yield f"can't reach any of the other hosts ({', '.join(sorted(set(errors.values())))})", OPEN_PORTS
+        return
+    for name, error in errors.items():
+        address, port = targets[name]
+        yield f"can't reach {name} ({address}) on port {port} ({error})", OPEN_PORTS
 
 
 class _Probe:

@@ -63,16 +63,10 @@ class HostReport:
     package_folder: str = ""  # empty: not installed
     package_version: str = ""
     package_digest: str = ""
-    problems: tuple[tuple[str, str], ...] = ()  # with its folders, each with the remedy
+    problems: tuple[tuple[str, str], ...] = ()  # with its folders and connections, each with the remedy
     gpus: int = 0
     daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
     clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
-    # The system's error for each host that it could not reach, by name; "" is the client.
-    unreached: Mapping[str, str] = field(default_factory=dict)
-    client_address: str = ""  # address of this machine to which it tried to connect
-    address: str = ""  # its address to which the other hosts tried to connect
-    port: int = 0  # its port to which the other hosts tried to connect; 0: none could be opened
-    unopened: str = ""  # why no port could be opened
 
     @property
     def answered(self) -> bool:
