@@ -3,7 +3,7 @@
 Covers: one command for each host (ssh, or another way to reach it) that runs the probe there, time limits, which hosts
 reach each other, ending every command.
 Does not cover: judging the reports (``preflight``), the checks on a host (``probe``), the nodes of a Slurm job
-(``client.startup.slurm_placement``).
+(``client.startup.host_placement``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
-from ...protocol.time_limits import SURVEY_CONNECT_SECONDS, SURVEY_END_SECONDS
+from ...protocol.time_limits import SURVEY_END_SECONDS
 from ...sigint import deferred_interrupts
+from ..ssh import SSH_OPTIONS
 from . import probe
 from .network import choose_network
 from .report import SILENT, HostReport, own_addresses, read_report
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     # Takes a host and a command; returns the local command that runs it there.
     Way = Callable[[str, list[str]], list[str]]
 
-SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SURVEY_CONNECT_SECONDS}")
 LONGEST_OUTPUT = 4000  # characters of error output that are kept
 CLIENT = ""  # this machine's name among the targets that hosts try to reach
 LET_IN = (
@@ -58,7 +58,7 @@ _BOOT = (
 
 def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -> list[HostReport]:
     """Query all hosts at once over ``ssh``, a command that takes OpenSSH's options; see :func:`survey_by`."""
-    return survey_by(lambda host, command: [*ssh, *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
+    return survey_by(lambda host, command: [*ssh, "-T", *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
 
 
 def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
