@@ -12,7 +12,8 @@ import pytest
 
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers.hosts import probe
-from jupyter_disttrain.launchers.hosts.network import choose_network, describe, device_environment
+from jupyter_disttrain.launchers.hosts.network import Network, choose_network, describe, device_environment
+from jupyter_disttrain.launchers.hosts.preflight import check_version
 from jupyter_disttrain.launchers.hosts.report import Address, HostReport
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def test_hosts_with_one_address_networks_are_combined() -> None:
     assert choose_network((), hosts).cidr == "127.5.0.0/22"
     with pytest.raises(LaunchError, match="the hosts share no network; name one"):
         choose_network((), [*hosts, host("d", "eth0 10.0.0.1/24", ssh="10.0.0.1")])
+
+
+def test_ipv6_network_is_refused_for_mpi_before_the_start() -> None:
+    with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", addresses={}, ports={}), "mpi")
 
 
 def test_infiniband_is_used_if_every_host_has_it_and_user_settings_are_kept() -> None:
