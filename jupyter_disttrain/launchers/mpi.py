@@ -61,10 +61,7 @@ def find_mpiexec() -> str:
 def mpiexec_over_hosts(without: str) -> str:
     """Return the mpiexec to use over hosts; other MPIs would ignore the options and start all ranks here.
 
-    Parameters
-    ----------
-    without
-        The option that starts ranks on hosts without MPI.
+    ``without`` is the option that starts ranks on hosts without MPI, for the message.
 
     Raises
     ------

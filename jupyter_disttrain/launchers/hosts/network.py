@@ -51,14 +51,8 @@ def choose_network(
 ) -> Network:
     """Choose the network that all hosts share and that ssh reached most of them by, or take the one in ``interface``.
 
-    Parameters
-    ----------
-    client_addresses
-        This machine's, from ``report.own_addresses``.
-    reports
-        Reports of the hosts; those that did not reply are left out.
-    interface
-        The name of an interface that every host has, or a network as ``"10.1.0.0/16"``; None: choose.
+    ``interface`` is the name of one that every host has, or a network as ``"10.1.0.0/16"``; hosts that did not reply
+    are left out.
 
     Raises
     ------

@@ -32,19 +32,7 @@ WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the com
 
 
 def check(reports: Sequence[HostReport], wanted: HostRequirements, ssh: Sequence[str] = SSH) -> list[str]:
-    """Raise an error for hosts on which ranks can't be started.
-
-    Parameters
-    ----------
-    reports
-        What ``survey`` returned.
-    wanted, ssh
-        What ``survey`` was given.
-
-    Returns
-    -------
-    list of str
-        Warnings for the user that do not prevent the start; often empty.
+    """Return warnings on hosts, surveyed with ``wanted`` and ``ssh``, that do not prevent a start of ranks there.
 
     Raises
     ------
@@ -159,17 +147,6 @@ def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
 
 def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str, ssh: Sequence[str] = ()) -> Placement:
     """Check the hosts, and choose the network between them; the placement has no ranks yet.
-
-    Parameters
-    ----------
-    reports
-        The hosts' reports.
-    wanted
-        What the hosts were asked for.
-    launcher
-        The launcher of the ranks.
-    ssh
-        The command that reached the hosts, if it was ssh.
 
     Raises
     ------

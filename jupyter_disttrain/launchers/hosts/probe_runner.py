@@ -64,22 +64,15 @@ def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -
 def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
     """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
+    The reports are in the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is
+    known if ``choose_network`` finds a network that all hosts that replied share.
+
     Parameters
     ----------
     way
         Returns the command that runs another one on a host, with its input and output connected to this process.
-    hosts
-        The hosts, as ``way`` takes them.
-    wanted
-        What the hosts are asked for.
     reached
         The address at which ``way`` reaches a host, by host, for hosts that can't report it themselves.
-
-    Returns
-    -------
-    list of HostReport
-        In the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is known if
-        ``choose_network`` finds a network that all hosts that replied share.
 
     Raises
     ------
