@@ -4,6 +4,8 @@ Covers: one command for each host (ssh, or another way to reach it) that runs th
 reach each other, ending every command.
 Does not cover: judging the reports (``preflight``), the checks on a host (``probe``), the nodes of a Slurm job
 (``client.startup.host_placement``).
+
+A thread for each host reads its replies, so that an interrupt ends the survey at once.
 """
 
 from __future__ import annotations
