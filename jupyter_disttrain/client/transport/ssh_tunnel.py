@@ -289,7 +289,7 @@ class Tunnel:
         """Copy the files here that a client needs to join; whatever reads an invalid one reports it."""
         names = "cluster.json client/open_cells.json death-*.json"
         for name, content in self._read_files(self._profile, names, 1 << 30).items():
-            write_private(self.folder / posixpath.basename(name), content)
+            write_private(self.folder / name, content)
 
     def bring_metrics(self, run: str, folder: Path) -> None:
         """Copy the ranks' logged metrics here, or the end of them if they are large.
@@ -309,14 +309,14 @@ class Tunnel:
             write_private(folder / name, content)
 
     def _read_files(self, folder: str, names: str, most_bytes: int) -> dict[str, str]:
-        """Return the content of files, or the end of it: together not more than this."""
+        """Return the content of files by name, or the end of it: together not more than this."""
         script = (
             f'( cd {_quoted(folder)} && set -- {names} && for f; do if [ -f "$f" ]; then echo "$f"; '
             f'tail -c $(({most_bytes} / $#)) "$f" | gzip -c | base64 | tr -d "\\n"; echo; fi; done )'
         )
         lines = self.ask(script).splitlines()
         return {
-            name: gzip.decompress(base64.b64decode(content)).decode(errors="replace")
+            posixpath.basename(name): gzip.decompress(base64.b64decode(content)).decode(errors="replace")
             for name, content in zip(lines[::2], lines[1::2], strict=True)
         }
 
