@@ -6,12 +6,13 @@ Does not cover: the checks (``gpu_check_cases``).
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyter_disttrain.errors import RankFailure
 
+from ..client.startup.gpus import visible_gpus
 from ..protocol.time_limits import GPU_BENCH_LIMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -20,24 +21,40 @@ if TYPE_CHECKING:
     from jupyter_disttrain import CellRun, Cluster
 
 
+ON_CPU, ON_ONE_GPU, MOST = 3, 4, 8  # number of ranks; else one for each GPU
+
+
 class NotSoError(Exception):
     """A condition of a check does not hold."""
 
 
-@dataclass(slots=True)
 class Bench:
-    """The ranks that the checks share."""
+    """The ranks that the checks share; arguments as in ``gpu_check.run``."""
 
-    device: str
-    starts: Callable[..., Cluster]
-    watch_s: float  # seconds to watch released ranks, which torch could end later
-    pids: dict[int, int] = field(default_factory=dict)
-    _cluster: Cluster | None = None
+    def __init__(self, device: str, ranks: int | None, *, long: bool) -> None:
+        self.has_gpu = device != "cpu"
+        self.gpus = len(visible_gpus()) if self.has_gpu else 0
+        # Seconds to watch released ranks: torch's watchdog sleeps for 60 s before it ends a process.
+        self.watch_s = 1.0 if not self.has_gpu else 600.0 if long else 75.0
+        self.pids: dict[int, int] = {}
+        self._cluster: Cluster | None = None
+        count = ranks or (min(self.gpus, MOST) if self.gpus > 1 else ON_ONE_GPU if self.has_gpu else ON_CPU)
+        self._options: dict[str, Any] = {
+            "name": f"gpu-check-{os.getpid()}",
+            "launcher": "local",
+            "n": count,
+            "backend": "nccl" if self.has_gpu else "gloo",
+            "share_gpus": self.has_gpu and count > self.gpus,
+            "grace_s": 2.0,
+            "hang_after_s": 2.0,
+            "sample_s": 0.5,
+        }
 
-    @property
-    def has_gpu(self) -> bool:
-        """Whether the ranks are on GPUs."""
-        return self.device != "cpu"
+    def starts(self, **options: Any) -> Cluster:
+        """Start ranks with these options in place of the default ones."""
+        from jupyter_disttrain import Cluster  # noqa: PLC0415  (imports ipyparallel)
+
+        return Cluster(**self._options | options)
 
     @property
     def last(self) -> int:

@@ -10,13 +10,12 @@ tests the checks, not the GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import textwrap
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..client.startup.gpus import visible_gpus
 from ..config.frameworks import HOST_ID
@@ -25,14 +24,11 @@ from .gpu_bench import Bench
 from .gpu_check_cases import CHECKS, NEED_GPU
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from jupyter_disttrain import Cluster
+    from collections.abc import Callable, Sequence
 
 NO_GPU = 2  # exit status if there is nothing to check
-ON_ONE_GPU = 4  # number of ranks
-MOST = 8
 LEAST_COLUMNS = 60
+# With these, ranks that share one GPU use NCCL.
 ALONE = {HOST_ID: "rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
@@ -59,20 +55,22 @@ def run(
     if (why := why_not(device)) != "":
         stream.write(f"gpu-check: {why}\n")
         return NO_GPU
+    if device != "cpu" and len(visible_gpus()) == 1:
+        for variable, value in ALONE.items():
+            os.environ.setdefault(variable, value)
     results: Counter[str] = Counter()
-    with _environment(device):
-        bench = Bench(device=device, starts=_starter(device, ranks), watch_s=_watch_s(device, long=long))
-        try:
-            for name, check in CHECKS.items():
-                if only and name not in only:
-                    continue
-                began = time.monotonic()
-                result, detail = _try(name, check, bench)
-                results[result] += 1
-                stream.write(_line(f"{name:<17} {result:<7} {time.monotonic() - began:5.0f} s  ", detail))
-                stream.flush()
-        finally:
-            bench.close()
+    bench = Bench(device, ranks, long=long)
+    try:
+        for name, check in CHECKS.items():
+            if only and name not in only:
+                continue
+            began = time.monotonic()
+            result, detail = _try(name, check, bench)
+            results[result] += 1
+            stream.write(_line(f"{name:<17} {result:<7} {time.monotonic() - began:5.0f} s  ", detail))
+            stream.flush()
+    finally:
+        bench.close()
     stream.write(f"{results['ok']} ok, {results['failed']} failed, {results['skipped']} skipped, on {device}\n")
     return int(results["failed"] > 0)
 
@@ -92,43 +90,6 @@ def why_not(device: str) -> str:
             f"this torch, built for {torch['accelerator']}, sees no GPU, or has no NCCL; install a CUDA build of torch"
         )
     return ""
-
-
-@contextlib.contextmanager
-def _environment(device: str) -> Iterator[None]:
-    """Set the variables with which ranks share one GPU over NCCL, unless the user has set them."""
-    is_alone = device != "cpu" and len(visible_gpus()) == 1
-    added = {name: value for name, value in ALONE.items() if is_alone and name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-def _starter(device: str, ranks: int | None) -> Callable[..., Cluster]:
-    """Return a function that starts the ranks; its arguments override the default options."""
-    from jupyter_disttrain import Cluster  # noqa: PLC0415  (imports ipyparallel)
-
-    if device == "cpu":
-        options: dict[str, Any] = {"n": ranks or 3, "backend": "gloo"}
-    else:
-        gpus = len(visible_gpus())
-        count = ranks or (ON_ONE_GPU if gpus == 1 else min(gpus, MOST))
-        options = {"n": count, "backend": "nccl", "share_gpus": count > gpus}
-    options |= {"launcher": "local", "grace_s": 2.0, "hang_after_s": 2.0, "sample_s": 0.5}
-
-    def start(**more: Any) -> Cluster:
-        return Cluster(**options | {"name": f"gpu-check-{os.getpid()}"} | more)
-
-    return start
-
-
-def _watch_s(device: str, *, long: bool) -> float:
-    if device == "cpu":
-        return 1.0
-    return 600.0 if long else 75.0  # torch's watchdog sleeps for 60 s before it ends a process
 
 
 def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:

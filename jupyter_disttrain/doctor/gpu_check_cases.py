@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from jupyter_disttrain.client.startup.gpus import visible_gpus
 from jupyter_disttrain.errors import DisttrainError, RankFailure
 
 from ..protocol.time_limits import FREED_SECONDS, GPU_BENCH_LIMIT_SECONDS, GPU_CHECKS_FORM_SECONDS, LONE_SECONDS
@@ -320,7 +319,7 @@ def timeout(bench: Bench) -> str:
 def shared_gpu(bench: Bench) -> str:
     """Share a GPU between two ranks over Gloo: new groups and DDP."""
     bench.close()
-    count, backend = (len(visible_gpus()) + 1, "auto") if bench.has_gpu else (2, "gloo")
+    count, backend = (bench.gpus + 1, "auto") if bench.has_gpu else (2, "gloo")
     with bench.starts(n=count, backend=backend, share_gpus=True) as cluster:
         cluster.run("lone = dist.new_group([0]); pair = dist.new_group([0, 1])", timeout_s=GPU_BENCH_LIMIT_SECONDS)
         model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1).to(device))"
