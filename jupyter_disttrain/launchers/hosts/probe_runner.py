@@ -201,7 +201,7 @@ class _Probe:
                 # Output of a login script may precede the reply, even on the same line.
                 before, mark, text = line.decode(errors="replace").partition(probe.MARK)
                 self._chatter = f"{self._chatter}{before}\n"[-LONGEST_OUTPUT:]
-                if mark:
+                if mark and text.endswith("\n"):  # else it ended within its reply
                     self._answers.put((json.loads(text), time.time()))
         self._answers.put((None, 0.0))
 
