@@ -77,6 +77,12 @@ def read_own(path: str | os.PathLike[str]) -> str:
         return file.read()
 
 
+def write_private(path: Path, content: str) -> None:
+    """Write a file that only this user may read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+
+
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
     """Return what gives another user access to a folder; empty if nothing does.
 

@@ -10,7 +10,6 @@ torch and mpi4py are checked in processes of their own: as in a notebook, this p
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import gpus, jupyter, machine, ranks, versions
@@ -19,37 +18,26 @@ from .finding import Finding, error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["CHECKS", "Check", "Finding", "examine"]
+CHECKS = {
+    "versions": versions.find,
+    "GPUs": gpus.find,
+    "machine": machine.find,
+    "Jupyter": jupyter.find,
+    "ranks": ranks.find,  # last, as it takes longest
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One group of findings."""
-
-    group: str
-    find: Callable[[], Iterable[Finding]]
-
-
-CHECKS = (
-    Check(group="versions", find=versions.find),
-    Check(group="GPUs", find=gpus.find),
-    Check(group="machine", find=machine.find),
-    Check(group="Jupyter", find=jupyter.find),
-    Check(group="ranks", find=ranks.find),  # last, as it takes longest
-)
-
-
-def examine(check: Check) -> Iterator[Finding]:
+def examine(group: str, find: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     """Yield the findings of a check as they are made.
 
     A check that fails by itself becomes an error, so that one broken part of a machine never hides the others.
     """
     try:
-        yield from check.find()
+        yield from find()
     except Exception as failure:  # noqa: BLE001  (any failure is a finding)
         place = traceback.extract_tb(failure.__traceback__)[-1]
         yield error(
-            check.group,
+            group,
             f"this check raised an error: {type(failure).__name__}: {failure} ({place.filename}:{place.lineno})",
             "report this line to the authors; the other checks are not affected",
         )

@@ -10,40 +10,26 @@ tests the checks, not the GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import textwrap
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from collections import Counter
+from typing import TYPE_CHECKING, TextIO
 
 from ..client.startup.gpus import visible_gpus
 from ..config.frameworks import HOST_ID
 from . import probe
-from .gpu_bench import Bench, NeedsGpuError
-from .gpu_check_cases import CHECKS
+from .gpu_bench import Bench
+from .gpu_check_cases import CHECKS, NEED_GPU
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from jupyter_disttrain import Cluster
+    from collections.abc import Callable, Sequence
 
 NO_GPU = 2  # exit status if there is nothing to check
-ON_ONE_GPU = 4  # number of ranks
-MOST = 8
 LEAST_COLUMNS = 60
+# With these, ranks that share one GPU use NCCL.
 ALONE = {HOST_ID: "rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Result of one check."""
-
-    check: str
-    result: str  # "ok", "failed", "skipped"
-    seconds: float
-    detail: str
 
 
 def run(
@@ -69,22 +55,24 @@ def run(
     if (why := why_not(device)) != "":
         stream.write(f"gpu-check: {why}\n")
         return NO_GPU
-    with _environment(device):
-        bench = Bench(device=device, starts=_starter(device, ranks), watch_s=_watch_s(device, long=long))
-        outcomes = []
-        try:
-            for name, check in CHECKS.items():
-                if only and name not in only:
-                    continue
-                outcomes.append(_try(name, check, bench))
-                stream.write(_line(outcomes[-1]))
-                stream.flush()
-        finally:
-            bench.close()
-    failed = sum(outcome.result == "failed" for outcome in outcomes)
-    skipped = sum(outcome.result == "skipped" for outcome in outcomes)
-    stream.write(f"{len(outcomes) - failed - skipped} ok, {failed} failed, {skipped} skipped, on {device}\n")
-    return int(failed > 0)
+    if device != "cpu" and len(visible_gpus()) == 1:
+        for variable, value in ALONE.items():
+            os.environ.setdefault(variable, value)
+    results: Counter[str] = Counter()
+    bench = Bench(device, ranks, long=long)
+    try:
+        for name, check in CHECKS.items():
+            if only and name not in only:
+                continue
+            began = time.monotonic()
+            result, detail = _try(name, check, bench)
+            results[result] += 1
+            stream.write(_line(f"{name:<17} {result:<7} {time.monotonic() - began:5.0f} s  ", detail))
+            stream.flush()
+    finally:
+        bench.close()
+    stream.write(f"{results['ok']} ok, {results['failed']} failed, {results['skipped']} skipped, on {device}\n")
+    return int(results["failed"] > 0)
 
 
 def why_not(device: str) -> str:
@@ -104,56 +92,17 @@ def why_not(device: str) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def _environment(device: str) -> Iterator[None]:
-    """Set the variables with which ranks share one GPU over NCCL, unless the user has set them."""
-    is_alone = device != "cpu" and len(visible_gpus()) == 1
-    added = {name: value for name, value in ALONE.items() if is_alone and name not in os.environ}
-    os.environ.update(added)
+def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
+    """Return the result of a check and what it observed."""
+    if name in NEED_GPU and not bench.has_gpu:
+        return "skipped", "it needs a GPU"
     try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-def _starter(device: str, ranks: int | None) -> Callable[..., Cluster]:
-    """Return a function that starts the ranks; its arguments override the default options."""
-    from jupyter_disttrain import Cluster  # noqa: PLC0415  (imports ipyparallel)
-
-    if device == "cpu":
-        options: dict[str, Any] = {"n": ranks or 3, "backend": "gloo"}
-    else:
-        gpus = len(visible_gpus())
-        count = ranks or (ON_ONE_GPU if gpus == 1 else min(gpus, MOST))
-        options = {"n": count, "backend": "nccl", "share_gpus": count > gpus}
-    options |= {"launcher": "local", "grace_s": 2.0, "hang_after_s": 2.0, "sample_s": 0.5}
-
-    def start(**more: Any) -> Cluster:
-        return Cluster(**options | {"name": f"gpu-check-{os.getpid()}"} | more)
-
-    return start
-
-
-def _watch_s(device: str, *, long: bool) -> float:
-    if device == "cpu":
-        return 1.0
-    return 600.0 if long else 75.0  # torch's watchdog sleeps for 60 s before it ends a process
-
-
-def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> Outcome:
-    began = time.monotonic()
-    try:
-        result, detail = "ok", check(bench)
-    except NeedsGpuError as reason:
-        result, detail = "skipped", str(reason)
+        return "ok", check(bench)
     except Exception as error:  # noqa: BLE001  (any error is the result of the check)
-        result, detail = "failed", f"{type(error).__name__}: {error}"
         bench.close()  # the next check starts new ranks
-    return Outcome(check=name, result=result, seconds=time.monotonic() - began, detail=" ".join(detail.split()))
+        return "failed", f"{type(error).__name__}: {error}"
 
 
-def _line(outcome: Outcome) -> str:
-    line = f"{outcome.check:<17} {outcome.result:<7} {outcome.seconds:5.0f} s  {outcome.detail}"
+def _line(start: str, detail: str) -> str:
     columns = max(LEAST_COLUMNS, shutil.get_terminal_size().columns)
-    return textwrap.fill(line, columns, subsequent_indent=" " * (len(line) - len(outcome.detail))) + "\n"
+    return textwrap.fill(f"{start}{' '.join(detail.split())}", columns, subsequent_indent=" " * len(start)) + "\n"

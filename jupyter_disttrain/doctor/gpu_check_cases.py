@@ -8,7 +8,6 @@ A check returns a line on what it observed, and raises if that is not as it shou
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import tempfile
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from jupyter_disttrain.client.startup.gpus import visible_gpus
 from jupyter_disttrain.errors import DisttrainError, RankFailure
 
 from ..protocol.time_limits import FREED_SECONDS, GPU_BENCH_LIMIT_SECONDS, GPU_CHECKS_FORM_SECONDS, LONE_SECONDS
@@ -28,8 +26,6 @@ from .gpu_bench import NotSoError, ended, pids, require, stop, until, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from jupyter_disttrain import Cluster
 
     from .gpu_bench import Bench
 
@@ -40,6 +36,7 @@ WAIT = "x = torch.ones(4, device=device)\ndist.all_reduce(x)\nvalue = x.sum().it
 
 
 CHECKS: dict[str, Callable[[Bench], str]] = {}
+NEED_GPU = ("out of memory", "lost context", "timeout")
 
 
 def _check(function: Callable[[Bench], str]) -> Callable[[Bench], str]:
@@ -51,14 +48,14 @@ def _check(function: Callable[[Bench], str]) -> Callable[[Bench], str]:
 def start(bench: Bench) -> str:
     """Compare ranks, devices and figures."""
     cluster = bench.cluster
-    seen = cluster.run("str(device), dist.get_backend(), os.environ['LOCAL_RANK']").results
+    seen = bench.run("str(device), dist.get_backend(), os.environ['LOCAL_RANK']")
     bench.check_whole()
-    if bench.device != "cpu":
+    if bench.has_gpu:
         require(all(each[0].startswith("cuda:") and "nccl" in each[1] for each in seen.values()), f"seen: {seen}")
         figures, ranks = cluster.telemetry.ranks, range(cluster.world_size)
         until(lambda: all(rank in figures and figures[rank].vitals.gpu for rank in ranks), "figures of the GPUs")
         in_nvml = {rank: (figures[rank].vitals.gpu or {}).get("name") for rank in ranks}
-        in_cuda = cluster.run("torch.cuda.get_device_name()").results
+        in_cuda = bench.run("torch.cuda.get_device_name()")
         require(in_nvml == in_cuda, f"names of the GPUs: NVML has {in_nvml}, CUDA {in_cuda}")
     return f"{cluster.world_size} ranks in {cluster.start_report.seconds:.1f} s; rank 0 has {seen[0][0]}, {seen[0][1]}"
 
@@ -85,14 +82,11 @@ def training(bench: Bench) -> str:
 def failure(bench: Bench) -> str:
     """Raise on one rank while the others wait."""
     cluster = bench.cluster
-    last = cluster.world_size - 1
-    began = time.monotonic()
-    failed = ended(cluster.run(f"if rank == {last}: raise ValueError('the cause')\n{WAIT}", block=False))
-    took_s = time.monotonic() - began
+    failed, took_s = ended(cluster.run(f"if rank == {bench.last}: raise ValueError('the cause')\n{WAIT}", block=False))
     require([each.evalue for each in failed.failures] == ["the cause"], f"reported: {failed}")
-    require(set(failed.waited) == set(range(last)), f"released: {sorted(failed.waited)}")
+    require(set(failed.waited) == set(range(bench.last)), f"released: {sorted(failed.waited)}")
     require(took_s < cluster.config.grace_s + FREED_SECONDS, f"released after {took_s:.1f} s")
-    values = cluster.run("value").results
+    values = bench.run("value")
     require(set(values.values()) == {None}, f"values of an aborted collective were kept: {values}")
     bench.check_whole()
     return f"released after {took_s:.1f} s, no value was kept"
@@ -102,7 +96,7 @@ def failure(bench: Bench) -> str:
 def interrupts(bench: Bench) -> str:
     """Interrupt once, in each kind of wait."""
     cluster = bench.cluster
-    last = cluster.world_size - 1
+    last = bench.last
     waits = {
         "item": WAIT,
         "barrier": "dist.barrier()",
@@ -110,14 +104,14 @@ def interrupts(bench: Bench) -> str:
         f"if rank == {last}: time.sleep(1000)\nmodel(torch.ones(8, 8, device=device)).sum().backward()\n"
         "next(model.parameters()).grad.sum().item()",
     }
-    if bench.device != "cpu":
+    if bench.has_gpu:
         waits["synchronize"] = "x = torch.ones(4, device=device); dist.all_reduce(x); torch.cuda.synchronize()"
     took = {}
     for name, code in waits.items():
         absent = "" if name == "backward" else f"if rank == {last}: time.sleep(1000)\n"
-        _, took[name] = stop(cluster, absent + code, set(range(last)))
+        took[name] = stop(cluster, absent + code, set(range(last)))
         bench.check_whole()
-    if bench.device != "cpu":
+    if bench.has_gpu:
         code = f"if rank < {last}: dist.all_reduce(torch.ones(4, device=device))\nwhile True: pass"
         run = cluster.run(code, block=False)
         time.sleep(1.0)
@@ -134,14 +128,13 @@ def interrupts(bench: Bench) -> str:
 def death(bench: Bench) -> str:
     """Kill the last rank while the others wait for it, then rank 0, which serves the store."""
     took = []
-    for rank in (bench.cluster.world_size - 1, 0):
+    for is_last in (True, False):
         cluster = bench.cluster
+        rank = bench.last if is_last else 0
         run = cluster.run(f"if rank == {rank}: time.sleep(1000)\n{WAIT}", block=False)
         waiting(run, set(bench.pids) - {rank})
         os.kill(bench.pids[rank], signal.SIGKILL)
-        began = time.monotonic()
-        ended(run)
-        took.append(f"rank {rank}: back after {time.monotonic() - began:.1f} s")
+        took.append(f"rank {rank}: back after {ended(run)[1]:.1f} s")
         bench.check_whole({rank})
         assert bench.cluster  # also updates bench.pids for the new process
         time.sleep(bench.watch_s)
@@ -159,18 +152,18 @@ def subgroups(bench: Bench) -> str:
     cluster = bench.cluster
     mesh = "from torch.distributed.device_mesh import init_device_mesh\n"
     mesh += "mesh = init_device_mesh(device.type, (world_size // 2, 2)) if world_size % 2 == 0 else None"
-    cluster.run(f"pair = dist.new_group([0, 1])\n{mesh}", timeout_s=GPU_BENCH_LIMIT_SECONDS)
+    bench.run(f"pair = dist.new_group([0, 1])\n{mesh}")
     held = []
     for _ in range(ROUNDS):
         alone = "x = torch.ones(4, device=device)\nif rank == 0: dist.all_reduce(x, group=pair); value = x.sum().item()"
         stop(cluster, alone, {0})
         total = "x = torch.ones(4, device=device)\nif rank < 2: dist.all_reduce(x, group=pair)\nx.sum().item()"
-        sums = cluster.run(total, timeout_s=GPU_BENCH_LIMIT_SECONDS).results
+        sums = bench.run(total)
         require(sums[0] == sums[1] == SUM_OF_TWO, f"sums of the subgroup: {sums}")
         over = "x = torch.ones(1, device=device)\nif mesh: dist.all_reduce(x, group=mesh.get_group(0))\nx.item()"
-        cluster.run(over, timeout_s=GPU_BENCH_LIMIT_SECONDS)
+        bench.run(over)
         process = psutil.Process(bench.pids[0])
-        memory = cluster.run("torch.cuda.memory_reserved() if device.type == 'cuda' else 0").results[0]
+        memory = bench.run("torch.cuda.memory_reserved() if device.type == 'cuda' else 0")[0]
         held.append((process.num_threads(), process.num_fds(), memory // MIB))
     bench.check_whole()
     grown = [last - first for first, last in zip(held[1], held[-1], strict=True)]
@@ -217,9 +210,8 @@ def mismatch(bench: Bench) -> str:
 @_check
 def out_of_memory(bench: Bench) -> str:
     """Request more memory than the GPU has, on one rank."""
-    bench.needs_gpu("out of memory")
     cluster = bench.cluster
-    failed = ended(cluster.run("if rank == 0: big = torch.empty(2**50, device=device)", block=False))
+    failed, _ = ended(cluster.run("if rank == 0: big = torch.empty(2**50, device=device)", block=False))
     require("torch.cuda.empty_cache()" in failed.failures[0].evalue, f"reported: {failed}")
     require(not any("memory held" in note for note in failed.notes), f"figures of the host: {failed.notes}")
     bench.check_whole()
@@ -229,12 +221,11 @@ def out_of_memory(bench: Bench) -> str:
 @_check
 def lost_context(bench: Bench) -> str:
     """Fail an assertion on the GPU, without and with a pending collective: the rank is replaced."""
-    bench.needs_gpu("an assert on the device")
     for pending in ("", "dist.all_reduce(torch.ones(4, device=device))\n"):
         cluster = bench.cluster
-        last = cluster.world_size - 1
+        last = bench.last
         lookup = "torch.nn.Embedding(4, 4).to(device)(torch.tensor([9], device=device)); torch.cuda.synchronize()"
-        failed = ended(cluster.run(f"{pending}if rank == {last}: {lookup}", block=False))
+        failed, _ = ended(cluster.run(f"{pending}if rank == {last}: {lookup}", block=False))
         bench.check_whole({last})
     return failed.by_rank[last].evalue[:120]
 
@@ -245,7 +236,7 @@ def death_in_forming(bench: Bench) -> str:
     slowest = 0.0
     for at in range(ROUNDS):
         cluster = bench.cluster
-        rank = cluster.world_size - 1
+        rank = bench.last
         with suppress(DisttrainError):
             cluster.run("dist.destroy_process_group()")
         began = time.monotonic()
@@ -255,15 +246,11 @@ def death_in_forming(bench: Bench) -> str:
         with suppress(DisttrainError):
             cluster.run("dist.barrier()", timeout_s=GPU_BENCH_LIMIT_SECONDS)  # forms the group first
         timer.join()
-        until(functools.partial(_is_new, cluster, rank, old), "a new process for the killed rank")
+        until(lambda: pids(cluster)[rank] != old, "a new process for the killed rank")  # noqa: B023
         bench.check_whole({rank})
         slowest = max(slowest, time.monotonic() - began)
     require(slowest < GPU_CHECKS_FORM_SECONDS, f"back after {slowest:.1f} s")
     return f"{ROUNDS} rounds; the slowest took {slowest:.1f} s"
-
-
-def _is_new(cluster: Cluster, rank: int, pid: int) -> bool:
-    return pids(cluster)[rank] != pid
 
 
 SCRIPT = """
@@ -284,7 +271,7 @@ def script(bench: Bench) -> str:
     cluster = bench.cluster
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
-        path.write_text(SCRIPT.format(gpu=bench.device != "cpu"))
+        path.write_text(SCRIPT.format(gpu=bench.has_gpu))
         for _ in range(2):
             output = cluster.scripts.run(path, how="fresh", timeout_s=120).stdout
             expected = f"sum {float(cluster.world_size)} None"
@@ -299,7 +286,7 @@ def values(bench: Bench) -> str:
     cluster = bench.cluster
     count = cluster.world_size
     code = "x = torch.ones(2); dist.all_reduce(x); all_of = [None] * world_size; dist.all_gather_object(all_of, rank)\n"
-    seen = cluster.run(code + "on_gpu = torch.full((3,), 7.0, device=device); x.tolist(), all_of").results
+    seen = bench.run(code + "on_gpu = torch.full((3,), 7.0, device=device); x.tolist(), all_of")
     require(all(each == ([float(count)] * 2, list(range(count))) for each in seen.values()), f"seen: {seen}")
     pulled = cluster.pull("on_gpu")[0]["on_gpu"]
     require(pulled.tolist() == [7.0] * 3 and pulled.device.type == "cpu", f"pulled: {pulled}")
@@ -309,15 +296,14 @@ def values(bench: Bench) -> str:
         cluster.checkpoints.save(folder, ["on_gpu"])
         cluster.run("on_gpu.zero_()")
         cluster.checkpoints.load(folder)
-        loaded = cluster.run("on_gpu.sum().item(), on_gpu.device.type").results[0]
-    require(loaded == (7.0 * 3, bench.cluster.run("device.type").results[0]), f"loaded: {loaded}")
+        loaded = bench.run("on_gpu.sum().item(), on_gpu.device.type, device.type")[0]
+    require(loaded == (7.0 * 3, loaded[2], loaded[2]), f"loaded: {loaded}")
     return f"CPU tensors, objects, values, a metric and a checkpoint ({loaded[1]})"
 
 
 @_check
 def timeout(bench: Bench) -> str:
     """Wait for longer than the group's timeout: no process may end."""
-    bench.needs_gpu("NCCL's watchdog")
     bench.close()
     with bench.starts(timeout_s=10.0, hang_after_s=5.0) as cluster:
         before = cluster.run("import os, time; os.getpid()").results
@@ -333,7 +319,7 @@ def timeout(bench: Bench) -> str:
 def shared_gpu(bench: Bench) -> str:
     """Share a GPU between two ranks over Gloo: new groups and DDP."""
     bench.close()
-    count, backend = (2, "gloo") if bench.device == "cpu" else (len(visible_gpus()) + 1, "auto")
+    count, backend = (bench.gpus + 1, "auto") if bench.has_gpu else (2, "gloo")
     with bench.starts(n=count, backend=backend, share_gpus=True) as cluster:
         cluster.run("lone = dist.new_group([0]); pair = dist.new_group([0, 1])", timeout_s=GPU_BENCH_LIMIT_SECONDS)
         model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1).to(device))"

@@ -6,11 +6,9 @@ Does not cover: JupyterLab's version (``versions``), whether the extension works
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_core.paths import jupyter_config_path, jupyter_path
+from jupyter_core.paths import jupyter_path
 
 from .finding import Finding, ok, warning
 from .versions import installed
@@ -25,37 +23,17 @@ def find() -> Iterator[Finding]:
     """Yield the state of the JupyterLab extension, if JupyterLab is installed."""
     if installed("jupyterlab") is None:
         return
-    yield _labextension()
+    from jupyterlab_server.config import get_federated_extensions, get_page_config  # noqa: PLC0415  (of JupyterLab)
 
-
-def _labextension() -> Finding:
-    subject = "JupyterLab extension"
-    folders = [Path(path, LABEXTENSION) for path in jupyter_path("labextensions")]
-    found = next((folder for folder in folders if (folder / "package.json").is_file()), None)
+    subject, folders = "JupyterLab extension", jupyter_path("labextensions")
+    found = get_federated_extensions(folders).get(LABEXTENSION)
     if found is None:
-        return warning(
+        yield warning(
             subject,
             "not installed: there is no side panel and there are no palette commands; the magics work without it",
             "install jupyter_disttrain again; in a clone of the repository: make labextension",
         )
-    if _is_disabled():
-        return warning(subject, f"disabled ({found})", f"jupyter labextension enable {LABEXTENSION}")
-    version = json.loads((found / "package.json").read_text(encoding="utf-8"))["version"]
-    return ok(subject, f"{version}, enabled ({found})")
-
-
-def _is_disabled() -> bool:
-    """Read the output of ``jupyter labextension disable``.
-
-    As in JupyterLab, the first folder with an entry for the extension wins.
-    """
-    folders = [Path(path, "labconfig") for path in jupyter_config_path()]
-    for file in (folder / "page_config.json" for folder in folders):
-        if not file.is_file():
-            continue
-        disabled = json.loads(file.read_text(encoding="utf-8")).get("disabledExtensions", {})
-        if isinstance(disabled, list):  # format of older versions
-            disabled = dict.fromkeys(disabled, True)
-        if LABEXTENSION in disabled:
-            return bool(disabled[LABEXTENSION])
-    return False
+    elif LABEXTENSION in get_page_config(folders)["disabledExtensions"]:
+        yield warning(subject, f"disabled ({found['ext_path']})", f"jupyter labextension enable {LABEXTENSION}")
+    else:
+        yield ok(subject, f"{found['version']}, enabled ({found['ext_path']})")

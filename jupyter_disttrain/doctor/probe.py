@@ -6,16 +6,14 @@ Does not cover: the code that is run (``versions``, ``gpus``, ``ranks``).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.time_limits import PROBE_GRACE_SECONDS, TIMEOUT_SECONDS
+from ..commands import run_command
+from ..protocol.time_limits import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,37 +49,14 @@ def run(
         If it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
     """
     try:
-        process = subprocess.Popen(  # noqa: S603  (only our own commands, never a shell)
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # so that its children can be ended with it
-        )
+        done = run_command(command, timeout_s, environment)
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no reply within {timeout_s:.0f} s") from None
     except OSError as failure:
         raise ProbeError(failure.strerror or str(failure)) from None
-    with process:
-        try:
-            printed, complained = process.communicate(timeout=timeout_s)
-        except BaseException as failure:
-            _end(process)
-            if isinstance(failure, subprocess.TimeoutExpired):
-                raise ProbeError(f"no reply within {timeout_s:.0f} s") from None
-            raise
-    if process.returncode:
-        raise ProbeError(last_line(complained) or last_line(printed) or f"exit status {process.returncode}")
-    return printed
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()  # mpiexec then ends its processes, which are in other process groups
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=PROBE_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if done.returncode:
+        raise ProbeError(last_line(done.stderr) or last_line(done.stdout) or f"exit status {done.returncode}")
+    return done.stdout
 
 
 def last_line(text: str) -> str:

@@ -87,9 +87,8 @@ def _mpiexec() -> Finding:
             "load one MPI module only, or set MPI4PY_LIBMPI to the libmpi.so that belongs to this mpiexec",
         )
     if world != ["[0, 2]", "[1, 2]"]:
-        return error(
-            "mpiexec", f"{which} did not run two processes of one world, but printed: {_shorten(printed)!r}", remedy
-        )
+        seen = f"{which} did not run two processes of one world, but printed: {printed[:100]!r}"
+        return error("mpiexec", seen, remedy)
     return ok("mpiexec", f"{which} runs two processes in {time.monotonic() - started_s:.1f} s")
 
 
@@ -119,7 +118,3 @@ def _all_reduce(launcher: str) -> Finding:
 
 def _one_line(failure: Exception) -> str:
     return " ".join(str(failure).split())
-
-
-def _shorten(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."

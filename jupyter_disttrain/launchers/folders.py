@@ -53,7 +53,7 @@ class Folders:
             If a folder can't be created; the message names it and the reason.
         """
         cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
-        local = _make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
+        local = make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
         profile = Path(jupyter_runtime_dir()) / "disttrain" / cluster_id
         runs = Path(jupyter_data_dir()) / "disttrain" / "runs"
         run = runs / f"{time.strftime(_MADE)}-{cluster_id}"
@@ -172,7 +172,7 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def _make_local(cluster_id: str) -> Path:
+def make_local(cluster_id: str) -> Path:
     """Create the folder on this host: home folders may be on a remote file system, which can't hold sockets."""
     folder = ROOT / f"{PREFIX}{cluster_id}"
     try:

@@ -1,6 +1,6 @@
 """Start ranks as one MPI job.
 
-Covers: finding mpiexec and its kind, its arguments, on this machine and over hosts.
+Covers: finding mpiexec and its kind, its arguments, on this machine and over hosts, lack of shared memory.
 Does not cover: whether the hosts can be used (``launchers.hosts.preflight``).
 """
 
@@ -9,24 +9,30 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
+from ..commands import run_command
 from ..errors import LaunchError
 from ..protocol.environment import MPI_HEALS
+from ..protocol.shared_memory import ROOT
 from ..protocol.time_limits import VERSION_SECONDS
-from .hosts.network import open_mpi_environment
+from .hosts.probe import open_mpi_version
 from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
+if TYPE_CHECKING:
+    from ..config.cluster import ClusterConfig
+
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
+LEAST_SHARED_BYTES = 1 << 20  # of shared memory: with less, Open MPI's ranks on one machine don't start
 FIRST_THAT_HEALS = 5  # version of Open MPI; also the first with the launcher and the options used over hosts
 
 
@@ -52,24 +58,10 @@ def find_mpiexec() -> str:
     )
 
 
-def mpi_flavour(mpiexec: str) -> str:
-    """Return ``"openmpi"`` or ``"mpich"``; errors are those of :func:`_version_of`."""
-    version = _version_of(mpiexec)
-    return "openmpi" if "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower() else "mpich"
-
-
-def mpi_heals(mpiexec: str) -> bool:
-    """Whether this MPI can be repaired after a death: Open MPI from 5 on, unless the user chose its layers."""
-    return _is_recent(mpiexec) and not any(name in os.environ for name in _LAYERS)
-
-
 def mpiexec_over_hosts(without: str) -> str:
     """Return the mpiexec to use over hosts; other MPIs would ignore the options and start all ranks here.
 
-    Parameters
-    ----------
-    without
-        The option that starts ranks on hosts without MPI.
+    ``without`` is the option that starts ranks on hosts without MPI, for the message.
 
     Raises
     ------
@@ -77,29 +69,26 @@ def mpiexec_over_hosts(without: str) -> str:
         If there is none, or it is not that of Open MPI from 5 on; the message has its version, and the remedy.
     """
     mpiexec = find_mpiexec()
-    if not _is_recent(mpiexec):
+    output = version_output(mpiexec)
+    if not _is_recent(output):
+        first, *rest = output.strip().splitlines() or ["of an unknown kind"]  # that of MPICH is called Hydra
+        hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
+        version = open_mpi_version(output)
+        kind = f"MPICH {hydra[1]}" if hydra else f"Open MPI {version}" if version else first
         raise LaunchError(
-            f"MPI over hosts needs Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {_what_it_is(_version_of(mpiexec))}; "
-            f"put Open MPI first on PATH, or start without MPI: {without}"
+            f"MPI over hosts needs Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {kind}; put Open MPI first on PATH, "
+            f"or start without MPI: {without}"
         )
     return mpiexec
 
 
-def _is_recent(mpiexec: str) -> bool:
-    found = re.search(r"Open MPI\) (\d+)", _version_of(mpiexec))
-    return found is not None and int(found[1]) >= FIRST_THAT_HEALS
-
-
-def _what_it_is(output: str) -> str:
-    """Return the name and version from the output of --version, which begins with them; MPICH's own is called Hydra."""
-    first, *rest = output.strip().splitlines() or ["of an unknown kind"]
-    hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
-    ours = re.search(r"\((Open MPI)\) (\S+)", first)
-    return f"MPICH {hydra[1]}" if hydra else f"{ours[1]} {ours[2]}" if ours else first
+def _is_recent(output: str) -> bool:
+    major = open_mpi_version(output).partition(".")[0]
+    return major.isdigit() and int(major) >= FIRST_THAT_HEALS
 
 
 @lru_cache(maxsize=8)
-def _version_of(mpiexec: str) -> str:
+def version_output(mpiexec: str) -> str:
     """Return the output of mpiexec --version.
 
     Raises
@@ -108,41 +97,34 @@ def _version_of(mpiexec: str) -> str:
         If that fails; the message has its output.
     """
     try:
-        code, output = _ask_version(mpiexec)
-    except OSError as error:
-        raise LaunchError(_broken(mpiexec, str(error))) from error
-    if code is None:
-        raise LaunchError(_broken(mpiexec, f"--version did not end within {VERSION_SECONDS:g} s"))
-    if code:
-        output = " ".join(output.split())[-300:] or "it printed nothing"
-        raise LaunchError(_broken(mpiexec, f"--version exited with code {code}: {output}"))
-    return output
-
-
-def _ask_version(mpiexec: str) -> tuple[int | None, str]:
-    """Return the exit code, None if it had to be killed, and the output."""
-    process = subprocess.Popen(  # noqa: S603
-        [mpiexec, "--version"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=VERSION_SECONDS)
+        done = run_command([mpiexec, "--version"], VERSION_SECONDS)
     except subprocess.TimeoutExpired:
-        # A wrapper's child would keep the pipe open, so the whole process group is killed.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return None, ""
-    return process.returncode, output
-
-
-def _broken(mpiexec: str, what: str) -> str:
-    return (
+        what = f"--version did not end within {VERSION_SECONDS:g} s"
+    except OSError as error:
+        what = str(error)
+    else:
+        output = f"{done.stdout}{done.stderr}"
+        if not done.returncode:
+            return output
+        output = " ".join(output.split())[-300:] or "it printed nothing"
+        what = f"--version exited with code {done.returncode}: {output}"
+    raise LaunchError(
         f"{mpiexec} does not work: {what}; repair it or put another first on PATH "
         "(jupyter disttrain doctor checks it), or start without MPI: %dist_init --launcher local"
+    )
+
+
+def scarce_shared_memory(config: ClusterConfig) -> str:
+    """Return why MPI's ranks may have failed to start; empty if this machine has enough shared memory."""
+    if not config.has_mpi or config.hosts or not ROOT.is_dir():
+        return ""
+    there = shutil.disk_usage(ROOT)
+    if there.free >= LEAST_SHARED_BYTES:
+        return ""
+    return (
+        f"Open MPI can't create its shared memory: {ROOT} on {socket.gethostname()} has {there.total / 1024:.0f} KiB, "
+        f"of which {there.free / 1024:.0f} KiB are free, and it needs at least {LEAST_SHARED_BYTES // 1024} KiB; free "
+        "some, give the container more (docker run --shm-size=1g), or start without MPI: %dist_init --launcher local"
     )
 
 
@@ -159,8 +141,10 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
         self.engine_cmd = rank_command(self.environment_file) if self.hosts else RANK_COMMAND
         mpiexec = find_mpiexec()
         self.mpi_cmd = [mpiexec]
-        self._flavour = mpi_flavour(mpiexec)
-        self.heals = mpi_heals(mpiexec)
+        output = version_output(mpiexec)
+        self._is_open_mpi = any(name in output.lower() for name in ("open mpi", "openrte", "prte"))
+        # Open MPI can be repaired after a death, unless the user chose its layers.
+        self.heals = _is_recent(output) and not any(name in os.environ for name in _LAYERS)
 
     @property
     def program(self) -> list[str]:
@@ -169,7 +153,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
 
     def start(self, n: int) -> Any:
         """Start ``n`` ranks."""
-        if self._flavour == "openmpi":
+        if self._is_open_mpi:
             # --continuous: the job outlives the death of a rank. ppr: ranks in order, and more than cores are allowed.
             placement = self._over_hosts() if self.hosts else ["--map-by", f"ppr:{n}:node:oversubscribe"]
             heals = ["--with-ft", "ulfm"] if self.heals else []
@@ -188,7 +172,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
     def get_env(self) -> dict[str, str]:
         """Add the variables with which Open MPI starts without delay, and as root, unless the user has set them."""
         environment = {name: value for name, value in self.environment.items() if name not in EARLY or not self.hosts}
-        if self._flavour == "openmpi":
+        if self._is_open_mpi:
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -200,9 +184,10 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
                 # Python's crash report names the cell's line; Open MPI's would bury it under addresses.
                 "OMPI_MCA_opal_signal": "",
             }
-            interfaces = open_mpi_environment(self.network or "lo", os.environ)
-            if not self.hosts:
-                interfaces.pop("PRTE_MCA_prte_if_include", None)  # mpiexec finds this machine by itself
-            environment |= interfaces
+            # They name a network, not an interface: mpiexec passes the same value to all hosts, on which interfaces may
+            # have different names. PRTE finds a single host by itself.
+            for name in ("OMPI_MCA_btl_tcp_if", "PRTE_MCA_prte_if")[: 2 if self.hosts else 1]:
+                if f"{name}_exclude" not in os.environ:  # Open MPI refuses both at once
+                    defaults[f"{name}_include"] = self.network or "lo"
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment

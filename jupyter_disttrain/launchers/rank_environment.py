@@ -39,20 +39,8 @@ if TYPE_CHECKING:
 # Variables of the notebook that are forwarded to ranks on other hosts: module paths and settings of libraries.
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "IPYTHONDIR", "LANG", IPYTHON_PROFILE)
 FORWARDED_PREFIXES = (
-    *(
-        "CONDA_",
-        "PYTHON",
-        "LC_",
-        "JUPYTER_",
-        "OMP_",
-        "MKL_",
-        "KMP_",
-        "OPENBLAS_",
-        "NUMEXPR_",
-        "NCCL_",
-        "GLOO_",
-        "TORCH",
-    ),
+    *("CONDA_", "PYTHON", "LC_", "JUPYTER_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NUMEXPR_", "NCCL_", "GLOO_"),
+    "TORCH",
     *("PYTORCH_", "CUDA_", "CUBLAS_", "UCX_", "FI_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "HOROVOD_", "DS_", "HF_"),
     *("TRANSFORMERS_", "ACCELERATE_", "TOKENIZERS_", "WANDB_", "TF_", "XLA_", "JAX_", "TRITON_"),
 )
@@ -62,12 +50,7 @@ OF_THIS_MACHINE = ("CUDA_VISIBLE_DEVICES", "JUPYTER_SERVER_ROOT", "JUPYTER_SERVE
 def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
     """Return the variables of the notebook that are forwarded to ranks on other hosts.
 
-    Parameters
-    ----------
-    environment
-        The notebook's environment.
-    wanted
-        Further variables that the user requested: ``"NAME"``, or ``"NAME=VALUE"``.
+    ``wanted`` are further ones that the user requested: ``"NAME"``, or ``"NAME=VALUE"``.
 
     Raises
     ------

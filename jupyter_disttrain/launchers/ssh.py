@@ -18,7 +18,7 @@ from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import List, Unicode
 
 from ..protocol.time_limits import SSH_CONNECT_SECONDS
-from .local import WithAnyLog, is_alive
+from .local import OneProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def remote_command(command: Sequence[str], environment: dict[str, str], folder: 
     return f"cd {shlex.quote(folder)} && exec env {shlex.join([*early, *command])}"
 
 
-class RanksOfHost(WithAnyLog):
+class RanksOfHost(OneProcess):
     """The ssh that started the ranks of one host; it runs as long as one of them."""
 
 
@@ -77,9 +77,9 @@ class SSHRanks(LocalEngineSetLauncher):
 
     def alive(self) -> bool:
         """Whether every ssh still runs; none may end while ranks start."""
-        return len(self.launchers) == len(self.hosts) and all(is_alive(each) for each in self.launchers.values())
+        return len(self.launchers) == len(self.hosts) and all(each.alive() for each in self.launchers.values())
 
     @property
     def runs(self) -> bool:
         """Whether any ssh still runs."""
-        return any(is_alive(launcher) for launcher in self.launchers.values())
+        return any(each.alive() for each in self.launchers.values())

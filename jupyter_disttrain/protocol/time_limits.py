@@ -133,7 +133,6 @@ STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
 START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 # launchers.hosts.probe_runner
-SURVEY_CONNECT_SECONDS = 8  # for ssh to reach a host
 SURVEY_END_SECONDS = 1.0  # for ssh to end by itself
 
 # client.transport.ssh_tunnel
@@ -149,6 +148,9 @@ TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must 
 OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
 
 # Starting processes
+
+# commands
+COMMAND_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
 
 # launchers.local
 LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible
@@ -348,7 +350,6 @@ GPU_CHECKS_FORM_SECONDS = 45.0  # for the group to be formed after a death durin
 
 # doctor.probe
 TIMEOUT_SECONDS = 60.0  # for a command of the doctor
-PROBE_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
 
 # doctor.ranks
 MPIEXEC_TIMEOUT_SECONDS = 30.0  # for a small program under mpiexec

@@ -54,7 +54,7 @@ QUOTED = (
     "MPI has no world of all ranks",
     " can't be used as requested, so nothing was started",
     " there, here it is ",
-    "no reply, so a firewall probably drops packets",
+    "torch and MPI use arbitrary ports between hosts: open them in the firewall",
     " is pending: ",
     "expected to start ",
     " from now",

@@ -17,7 +17,7 @@ from ...launchers.hosts.heartbeat_state import HostWatch
 from ...protocol.messages import RankDeath
 from ...protocol.requests import End, Ping
 from ...protocol.states import RankState
-from ...protocol.time_limits import FORGET_SECONDS, GONE_SECONDS
+from ...protocol.time_limits import FORGET_SECONDS, GONE_SECONDS, HOST_WATCH_SILENT_SECONDS
 from ..startup.registration import is_here
 
 if TYPE_CHECKING:
@@ -94,20 +94,20 @@ class HostHeartbeat:
             if entry.probe and not _is_over(entry):
                 by_host.setdefault(_host(entry), []).append(entry)
         with self._lock:
-            lost = self._watch.take_lost(now)
-            ended = self._take_ended(lost)
-            is_alone = bool(lost) and len(by_host) > 1 and self._watch.all_silent(now)
-            is_cut = bool(lost) and self._on_cut is not None and self._watch.all_silent(now)
-            if not is_cut:
+            lost, probes = self._watch.turn(now, {name: [each.probe for each in of] for name, of in by_host.items()})
+            ended = list(lost) if lost and self._mpiexec_was_killed() else []
+            for name in ended:
+                del lost[name]
+                self._watch.forget(name)
+            all_silent = bool(lost) and self._watch.all_silent(now)
+            if not (all_silent and self._on_cut):
                 self._lost_nannies |= {name: [entry.nanny for entry in by_host.get(name, [])] for name in lost}
-            returned = self._watch.take_returned()
-            self._watch.know({name: [entry.probe for entry in entries] for name, entries in by_host.items()})
-            probes = self._watch.questions(now)
-        self._report_ended([entry for name in ended for entry in by_host.get(name, [])])
-        if is_cut and self._on_cut is not None:
+        for entry in (entry for name in ended for entry in by_host.get(name, [])):
+            self._on_death(_death(entry, signal_number=signal.SIGKILL))
+        if all_silent and self._on_cut is not None:
             self._on_cut(max(lost.values()))
             return
-        if lost and is_alone:
+        if all_silent and len(by_host) > 1:
             self._note(
                 "no host replies any more; this machine may be disconnected from the network, or the controller on it "
                 "stopped"
@@ -115,23 +115,7 @@ class HostHeartbeat:
         for name, silent_s in lost.items():
             for entry in by_host.get(name, []):  # these ranks are unreachable, whatever they do
                 self._on_death(_death(entry, host_silent_s=silent_s))
-        for name, silent_s in returned.items():
-            self._note(f"{name} did not reply for {silent_s:.1f} s and replies again; no rank was lost")
         self._ask(link, table, probes, by_host)
-
-    def _take_ended(self, lost: dict[str, float]) -> list[str]:
-        """Take out the silent hosts whose nannies were killed with mpiexec; call it with the lock."""
-        if not lost or not self._mpiexec_was_killed():
-            return []
-        ended = list(lost)
-        lost.clear()
-        for name in ended:
-            self._watch.forget(name)
-        return ended
-
-    def _report_ended(self, entries: Sequence[RankEntry]) -> None:
-        for entry in entries:
-            self._on_death(_death(entry, signal_number=signal.SIGKILL))
 
     def _ask(
         self, link: Link, table: Sequence[RankEntry], probes: Sequence[str], by_host: dict[str, list[RankEntry]]
@@ -154,10 +138,12 @@ class HostHeartbeat:
             return  # the answer came too late, or the cluster was closed
         now = time.monotonic()
         with self._lock:
-            returned = self._watch.on_answer(probe, now)
-        if returned:
-            self._end_returned(link, returned)
+            host, silent_s = self._watch.on_answer(probe, now)
+        if host is not None and host.is_lost:
+            self._end_returned(link, host.name)
             return
+        if host is not None and silent_s >= HOST_WATCH_SILENT_SECONDS:
+            self._note(f"{host.name} did not reply for {silent_s:.1f} s and replies again; no rank was lost")
         content: dict[str, Any] = done.result()["content"]
         gone = content.get("gone", ())
         there = {_host(entry) for entry in table if entry.probe == probe}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
 from ...launchers.folders import Folders
-from ...launchers.mpi_shared_memory import scarce_shared_memory
+from ...launchers.mpi import scarce_shared_memory
 from ...private_files import read_own
 from ...process_table import runs
 from ...protocol.ranks import counted

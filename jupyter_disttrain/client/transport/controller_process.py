@@ -14,7 +14,7 @@ from traitlets import Float, Int, Integer, List, Unicode
 
 from ...config.cluster import CONTROLLER_PORTS
 from ...errors import LaunchError
-from ...launchers.local import WithAnyLog, is_alive
+from ...launchers.local import OneProcess
 from ...protocol.controller_args import choose_ports, controller_arguments, is_free
 
 # Of Python's own variables, those that locate modules. Others change the behaviour of code: PYTHONOPTIMIZE removes
@@ -57,7 +57,7 @@ def any_ports(address: str) -> list[int]:
         ) from error
 
 
-class ControllerProcess(WithAnyLog, LocalControllerLauncher):
+class ControllerProcess(OneProcess, LocalControllerLauncher):
     """Start ``jupyter_disttrain.client.transport.controller``."""
 
     owner_pid = Integer(0)
@@ -86,10 +86,6 @@ class ControllerProcess(WithAnyLog, LocalControllerLauncher):
         kept = PYTHON_VARIABLES + PYTHON_CACHE_VARIABLES
         left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in kept]
         return {**super().get_env(), **dict.fromkeys(left_out, ""), "PYTHONSAFEPATH": "1"}  # "" counts as not set
-
-    def alive(self) -> bool:
-        """Whether the controller runs."""
-        return is_alive(self)
 
     @property
     def fate(self) -> str:

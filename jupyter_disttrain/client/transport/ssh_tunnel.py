@@ -21,18 +21,18 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import LaunchError, UsageError
+from ...launchers.folders import make_local
 from ...launchers.ssh import SSH_OPTIONS
+from ...private_files import write_private
 from ...protocol.connection_file import JobFile, parse_job_file
 from ...protocol.messages import channel_url
-from ...protocol.shared_memory import NOTEBOOK, ROOT
+from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import (
     FILE_SECONDS,
     GREETING_SECONDS,
@@ -46,6 +46,7 @@ from ...protocol.time_limits import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 CHANNELS = ("mux", "control", "iopub")
@@ -102,15 +103,16 @@ class Tunnel:
         self.host, self.file = host, file
         self._ssh = [*ssh, *SSH_OPTIONS]
         self._lock = threading.Lock()
-        self._read_buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._next_beat = 0.0
         self._end_text = ""  # how ssh ended, as text
         job_file = self._read_file()
         self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(job_file.profile))
-        self.folder = _make_folder(job_file.name)
+        self.folder = make_local(f"{job_file.name}-{os.getpid()}-{os.urandom(3).hex()}")
         _open[self.folder] = self
         try:
+            (self.folder / "security").mkdir(mode=0o700)
+            (self.folder / NOTEBOOK).write_text(os.urandom(16).hex())
             self._start(job_file)
             self._greet(job_file)
             self._take_lease()
@@ -144,7 +146,7 @@ class Tunnel:
         except subprocess.TimeoutExpired as error:
             raise LaunchError(
                 f"{self.host} has not sent {self.file} within {FILE_SECONDS:g} s; try: "
-                f"{shlex.join([*self._ssh, self.host, 'cat', self.file])}"
+                f"{self._by_hand('cat', self.file)}"
             ) from error
         except OSError as error:
             raise LaunchError(
@@ -155,9 +157,7 @@ class Tunnel:
             return parse_job_file(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
         message = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
         if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
-            raise LaunchError(
-                f"ssh to {self.host} failed: {message}; try: {shlex.join([*self._ssh, self.host, 'true'])}"
-            )
+            raise LaunchError(f"ssh to {self.host} failed: {message}; try: {self._by_hand('true')}")
         raise UsageError(
             f"cannot read {self.file} on {self.host}: {message}; the job has not started, has ended, or wrote its file "
             "elsewhere"
@@ -171,9 +171,8 @@ class Tunnel:
             place = channel_url(job_file.connection, channel).partition("://")[2]
             forwards += ["-L", f"{self._socket(job_file, channel)}:{place}"]
         connection = job_file.connection | {"interface": f"ipc://{self.folder / 's'}"}
-        _write_private(
-            self.folder / "security" / f"ipcontroller-{job_file.cluster_id}-client.json", json.dumps(connection)
-        )
+        file = self.folder / "security" / f"ipcontroller-{job_file.cluster_id}-client.json"
+        write_private(file, json.dumps(connection))
         self.job_file = replace(job_file, profile=str(self.folder))
         self._errors = (self.folder / "ssh.log").open("w+b")
         self._process = subprocess.Popen(  # noqa: S603
@@ -213,10 +212,8 @@ class Tunnel:
         """
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:
-            self._send(f"echo {mark}; {script}\necho {mark}\n")
-            output = self._read_until(f"{mark}\n".encode())
-            output = self._read_until(f"{mark}\n".encode())
-        return output.decode(errors="replace")
+            self._send(f"echo {mark}; {script}\necho {mark} ended\n")
+            return self._read_until(f"{mark} ended\n").partition(f"{mark}\n")[2]
 
     def _send(self, text: str) -> None:
         assert self._process is not None
@@ -227,21 +224,23 @@ class Tunnel:
         except OSError as error:
             raise LaunchError(self.why_ended or f"the ssh tunnel to {self.host} is broken: {error}") from error
 
-    def _read_until(self, mark: bytes) -> bytes:
+    def _read_until(self, end: str) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         deadline = time.monotonic() + TUNNEL_ANSWER_SECONDS + SSH_CONNECT_SECONDS
-        while mark not in self._read_buffer:
+        output = bytearray()
+        while not output.endswith(end.encode()):
             readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             read = os.read(self._process.stdout.fileno(), 1 << 16) if readable else b""
             if not read:
-                silent = (
-                    f"the shell on {self.host} does not respond; try: {shlex.join([*self._ssh, self.host, 'true'])}"
+                raise LaunchError(
+                    self.why_ended or f"the shell on {self.host} does not respond; try: {self._by_hand('true')}"
                 )
-                raise LaunchError(self.why_ended or silent)
-            self._read_buffer += read
-        before, _, self._read_buffer = self._read_buffer.partition(mark)
-        return before
+            output += read
+        return output.decode(errors="replace")
+
+    def _by_hand(self, *command: str) -> str:
+        return shlex.join([*self._ssh, self.host, *command])
 
     @property
     def why_ended(self) -> str:
@@ -287,16 +286,10 @@ class Tunnel:
                 self._send(f"touch {_quoted(posixpath.join(self._profile, 'holder.shell'))}\n")
 
     def _fetch(self) -> None:
-        """Copy the files here that a client needs to join."""
-        script = (
-            f"( cd {_quoted(self._profile)} && mkdir -p -m 700 client && for f in cluster.json "
-            'client/open_cells.json death-*.json; do if [ -f "$f" ]; then echo "$f"; '
-            r"""tr -d '\n' < "$f"; echo; fi; done )"""
-        )
-        lines = iter(self.ask(script).splitlines())
-        for name in lines:
-            # Copied unchanged: whatever reads an invalid file reports it.
-            _write_private(self.folder / posixpath.basename(name), next(lines))
+        """Copy the files here that a client needs to join; whatever reads an invalid one reports it."""
+        names = "cluster.json client/open_cells.json death-*.json"
+        for name, content in self._read_files(self._profile, names, 1 << 30).items():
+            write_private(self.folder / name, content)
 
     def bring_metrics(self, run: str, folder: Path) -> None:
         """Copy the ranks' logged metrics here, or the end of them if they are large.
@@ -306,20 +299,26 @@ class Tunnel:
         LaunchError
             If the copy fails; the message is meant for the user.
         """
-        # The text before compression: names of files, and lines of JSON, the first of which may be cut off.
-        script = (
-            f'( cd {_quoted(run)} && set -- rank*.metrics.jsonl && for f; do if [ -f "$f" ]; then echo "$f"; '
-            f'tail -c $(({MOST_METRICS_BYTES} / $#)) "$f"; echo; fi; done | gzip -c | base64 )'
-        )
         try:
-            text = gzip.decompress(base64.b64decode(self.ask(script))).decode()
+            files = self._read_files(run, "rank*.metrics.jsonl", MOST_METRICS_BYTES)
         except (OSError, ValueError, EOFError) as error:
             why = f"{type(error).__name__}: {error}"
             raise LaunchError(f"earlier metrics could not be copied from {run} on {self.host}: {why}") from error
         folder.mkdir(mode=0o700, exist_ok=True)
-        for part in re.split(r"^(?=rank\d+\.metrics\.jsonl$)", text, flags=re.MULTILINE)[1:]:
-            name, _, lines = part.partition("\n")
-            (folder / name).write_text(lines)
+        for name, content in files.items():
+            write_private(folder / name, content)
+
+    def _read_files(self, folder: str, names: str, most_bytes: int) -> dict[str, str]:
+        """Return the content of files by name, or the end of it: together not more than this."""
+        script = (
+            f'( cd {_quoted(folder)} && set -- {names} && for f; do if [ -f "$f" ]; then echo "$f"; '
+            f'tail -c $(({most_bytes} / $#)) "$f" | gzip -c | base64 | tr -d "\\n"; echo; fi; done )'
+        )
+        lines = self.ask(script).splitlines()
+        return {
+            posixpath.basename(name): gzip.decompress(base64.b64decode(content)).decode(errors="replace")
+            for name, content in zip(lines[::2], lines[1::2], strict=True)
+        }
 
     def push(self, path: Path) -> None:
         """Copy a local file to the remote host.
@@ -330,7 +329,8 @@ class Tunnel:
         target = posixpath.join(self._profile, where)
         fresh = _quoted(f"{target}.new")
         end = f"disttrain-{os.urandom(8).hex()}"
-        script = f"cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
+        make = f"mkdir -p -m 700 {_quoted(posixpath.dirname(target))}"
+        script = f"{make} && cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._send(script)
@@ -360,23 +360,6 @@ class Tunnel:
             process.stdout.close()
             self._errors.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _make_folder(name: str) -> Path:
-    """Create a folder for sockets and keys: in shared memory if there is any, under a short name."""
-    path = ROOT / f"disttrain-{name}-{os.getpid()}-{os.urandom(3).hex()}"
-    try:
-        path.mkdir(mode=0o700)
-    except OSError:
-        path = Path(tempfile.mkdtemp(prefix="disttrain-"))
-    (path / "security").mkdir(mode=0o700)
-    (path / NOTEBOOK).write_text(os.urandom(16).hex())
-    return path
-
-
-def _write_private(path: Path, content: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(content)
 
 
 def _quoted(file: str) -> str:

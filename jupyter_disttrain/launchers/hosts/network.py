@@ -1,8 +1,8 @@
 """Choose the network that the ranks communicate over.
 
 Covers: choosing it from the addresses of all hosts or taking the one that the user names, the environment variables
-that restrict Gloo, NCCL, UCX and Open MPI to it, describing it.
-Does not cover: whether its ports are open (``probe_runner``).
+that restrict NCCL and UCX to it, describing it.
+Does not cover: whether its ports are open (``probe_runner``), Open MPI's variables (``launchers.mpi``).
 """
 
 from __future__ import annotations
@@ -17,27 +17,15 @@ from ...config.hosts import is_local
 from ...errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from .report import Address, HostReport
+    from .report import Address, AnyNetwork, HostReport
 
-    AnyNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+    Choice = tuple[AnyNetwork, dict[str, Address]]  # a network, and the address of each host in it
 
 # Interface prefixes of networks inside one machine: virtual machines and containers.
 _INNER = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "lxcbr", "lxdbr", "podman", "tunl", "kube")
-_NO_COMMON = "the hosts share no network; name one in which each has an address, e.g. --interface 10.1.0.0/16. "
 WIDEST_PREFIX = {4: 8, 6: 32}  # shortest prefix, by IP version, of a network around the hosts' addresses
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNetwork:
-    """One host's address and interface in the network."""
-
-    name: str
-    address: str
-    interface: str
-    infiniband: tuple[str, ...] = ()  # active InfiniBand ports, e.g. "mlx5_0:1"
-    other_rdma: bool = False  # has active RDMA ports of another kind, such as RoCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +34,16 @@ class Network:
 
     client_address: str  # this machine's address, as the hosts reach it
     cidr: str
-    nodes: tuple[NodeNetwork, ...]  # in the order of the hosts
+    addresses: Mapping[str, Address]  # by host, in the order of the hosts
+    ports: Mapping[str, Mapping[str, str]]  # link layers of each host's active RDMA ports
 
     @property
-    def has_infiniband(self) -> bool:
-        """Whether every host has an active InfiniBand port."""
-        return all(node.infiniband for node in self.nodes)
+    def infiniband(self) -> dict[str, tuple[str, ...]]:
+        """The names of each host's active InfiniBand ports."""
+        return {
+            host: tuple(port for port, layer in ports.items() if layer == "InfiniBand")
+            for host, ports in self.ports.items()
+        }
 
 
 def choose_network(
@@ -59,14 +51,8 @@ def choose_network(
 ) -> Network:
     """Choose the network that all hosts share and that ssh reached most of them by, or take the one in ``interface``.
 
-    Parameters
-    ----------
-    client_addresses
-        This machine's, from ``report.own_addresses``.
-    reports
-        Reports of the hosts; those that did not reply are left out.
-    interface
-        The name of an interface that every host has, or a network as ``"10.1.0.0/16"``; None: choose.
+    ``interface`` is the name of one that every host has, or a network as ``"10.1.0.0/16"``; hosts that did not reply
+    are left out.
 
     Raises
     ------
@@ -81,16 +67,14 @@ def choose_network(
     if interface is None:
         network, chosen = _best(client_addresses, hosts)
     elif "/" in interface:
-        network = parse_network(interface)
-        chosen = _within(network, hosts, interface)
+        network, chosen = _named_network(interface, hosts)
     else:
-        network, chosen = _by_name(interface, hosts)
-    if interface and any(each.loopback for each in chosen.values()) and not _is_here(client_addresses, hosts):
-        raise LaunchError(loopback_text(interface, _what_they_have(hosts)))
+        network, chosen = _named_interface(interface, client_addresses, hosts)
     return Network(
         client_address=_client_address(client_addresses, network, chosen),
         cidr=str(network),
-        nodes=tuple(_node(host, chosen[host.name]) for host in hosts),
+        addresses=chosen,
+        ports={host.name: host.rdma_ports for host in hosts},
     )
 
 
@@ -99,163 +83,137 @@ def device_environment(network: Network, given: Mapping[str, str] = os.environ) 
 
     Ranks find their interfaces themselves: their names may differ between hosts.
     """
-    first = network.nodes[0]
-    same_interface = len({node.interface for node in network.nodes}) == 1
+    interfaces = {address.interface for address in network.addresses.values()}
+    infiniband = set(network.infiniband.values())
     wanted = {}
-    if network.has_infiniband and len({node.infiniband for node in network.nodes}) == 1:
-        wanted["NCCL_IB_HCA"] = f"={','.join(first.infiniband)}"
-        if same_interface:
-            wanted["UCX_NET_DEVICES"] = ",".join([*first.infiniband, first.interface])
-    elif same_interface and not any(node.infiniband or node.other_rdma for node in network.nodes):
-        wanted["UCX_NET_DEVICES"] = first.interface  # else UCX finds faster devices by itself
+    if len(infiniband) == 1 and (ports := next(iter(infiniband))):
+        wanted["NCCL_IB_HCA"] = f"={','.join(ports)}"
+        if len(interfaces) == 1:
+            wanted["UCX_NET_DEVICES"] = ",".join([*ports, *interfaces])
+    elif len(interfaces) == 1 and not any(network.ports.values()):
+        wanted["UCX_NET_DEVICES"] = next(iter(interfaces))  # with RDMA ports, UCX finds faster devices by itself
     return {name: value for name, value in wanted.items() if name not in given}
-
-
-def open_mpi_environment(network: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that restrict Open MPI and its launcher to a network, unless the user has set them.
-
-    They name the network, not an interface: mpiexec passes the same value to all hosts, whose interface names may
-    differ.
-    """
-    return {
-        f"{name}_include": network
-        for name in ("OMPI_MCA_btl_tcp_if", "PRTE_MCA_prte_if")
-        if not {f"{name}_include", f"{name}_exclude"} & given.keys()  # Open MPI refuses both at once
-    }
 
 
 def describe(network: Network) -> str:
     """Describe the network in one line."""
-    interfaces = {node.name: node.interface for node in network.nodes}
-    same = len(set(interfaces.values())) == 1
-    text = f"network {network.cidr} ({network.nodes[0].interface if same else _by_host(interfaces)})"
-    devices = {node.name: ", ".join(_devices(node)) for node in network.nodes if node.infiniband}
-    if not devices:
+    interfaces = _by_host({host: address.interface for host, address in network.addresses.items()}, "")
+    text = f"network {network.cidr} ({interfaces})"
+    ports = {host: names for host, names in network.infiniband.items() if names}
+    if not ports:
         return text
-    if not network.has_infiniband:
+    devices = {host: ", ".join(dict.fromkeys(name.partition(":")[0] for name in ports[host])) for host in ports}
+    if len(ports) < len(network.addresses):
         return f"{text}, InfiniBand {_by_host(devices)}, not used: not every node has it"
-    if len(network.nodes) > 1 and len(set(devices.values())) == 1:
-        return f"{text}, InfiniBand {next(iter(devices.values()))} on all nodes"
-    return f"{text}, InfiniBand {_by_host(devices)}"
+    return f"{text}, InfiniBand {_by_host(devices, ' on all nodes' if len(devices) > 1 else None)}"
 
 
-def _devices(node: NodeNetwork) -> list[str]:
-    return list(dict.fromkeys(port.partition(":")[0] for port in node.infiniband))
-
-
-def _by_host(values: Mapping[str, str]) -> str:
-    """Return e.g. "eth0 on a, b, ens7 on c"."""
+def _by_host(values: Mapping[str, str], all_hosts: str | None = None) -> str:
+    """Return e.g. "eth0 on a, b, ens7 on c"; ``all_hosts`` follows a value that all hosts have."""
     hosts: dict[str, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
+    if len(hosts) == 1 and all_hosts is not None:
+        return f"{next(iter(hosts))}{all_hosts}"
     return ", ".join(f"{value} on {', '.join(names)}" for value, names in hosts.items())
-
-
-def _node(host: HostReport, address: Address) -> NodeNetwork:
-    active = [port for port in host.infiniband if port.active]
-    return NodeNetwork(
-        name=host.name,
-        address=address.address,
-        interface=address.interface,
-        infiniband=tuple(port.name for port in active if port.link_layer == "InfiniBand"),
-        other_rdma=any(port.link_layer != "InfiniBand" for port in active),
-    )
 
 
 # Choice of the network
 
 
-def _best(client: Sequence[Address], hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
+def _best(client: Sequence[Address], hosts: Sequence[HostReport]) -> Choice:
     if len(hosts) == 1 and is_local(hosts[0].name):
         loopback = next(address for address in hosts[0].addresses if address.loopback)
-        return _network(loopback), {hosts[0].name: loopback}
+        return loopback.network, {hosts[0].name: loopback}
     shared = []
-    for network in dict.fromkeys(_network(address) for address in _usable(hosts[0])):
-        inside = {host.name: address for host in hosts if (address := _first_in(network, host))}
+    for network in dict.fromkeys(address.network for address in _usable(hosts[0])):
+        inside = _pick(hosts, {host.name: [each for each in _usable(host) if each.ip in network] for host in hosts})
         if len(inside) == len(hosts):
             shared.append((network, inside))
-    if not shared:
-        return _put_together(hosts)
+    if not shared:  # clouds may give each host a network of its own
+        own = {host.name: [each for each in _usable(host) if each.address == host.ssh_address] for host in hosts}
+        return _around(_pick(hosts, own), hosts)
 
-    def rank(choice: tuple[AnyNetwork, dict[str, Address]]) -> tuple[int, bool, bool]:
-        network = choice[0]
-        reached = sum(_is_in(host.ssh_address, network) for host in hosts)
-        return -reached, not any(_is_in(address.address, network) for address in client), network.version == 6  # noqa: PLR2004
+    def rank(choice: Choice) -> tuple[int, bool, int]:
+        network, inside = choice
+        by_ssh = sum(inside[host.name].address == host.ssh_address for host in hosts)
+        return -by_ssh, not any(address.ip in network for address in client), network.version
 
     return min(shared, key=rank)
 
 
-def _put_together(hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
-    """Return the narrowest network around the addresses that ssh reached, since clouds may give each host a subnet."""
-    chosen = {host.name: address for host in hosts for address in _usable(host) if address.address == host.ssh_address}
-    if len(chosen) < len(hosts) or len({_version(address) for address in chosen.values()}) > 1:
-        raise LaunchError(_NO_COMMON + _what_they_have(hosts))
-    return _around(chosen, hosts)
+def _pick(hosts: Sequence[HostReport], addresses: Mapping[str, Sequence[Address]]) -> dict[str, Address]:
+    """Return one of each host's addresses, that of ssh if possible; hosts without any are left out."""
+    return {
+        host.name: next((each for each in of_host if each.address == host.ssh_address), of_host[0])
+        for host in hosts
+        if (of_host := addresses[host.name])
+    }
 
 
-def _usable(host: HostReport) -> Iterator[Address]:
-    for address in host.addresses:
-        link_local = ipaddress.ip_address(address.address).is_link_local
-        if not (address.loopback or link_local or address.interface.startswith(_INNER)):
-            yield address
-
-
-def _first_in(network: AnyNetwork, host: HostReport) -> Address | None:
-    inside = [address for address in _usable(host) if _is_in(address.address, network)]
-    return next((each for each in inside if each.address == host.ssh_address), inside[0] if inside else None)
-
-
-def loopback_text(interface: str, has: str) -> str:
-    """Return the error for loopback as a network between hosts, and what to name instead."""
-    return (
-        f"--interface {interface} is loopback, which does not connect hosts; name a network that all hosts are in, "
-        f"e.g. --interface eth0 or 10.1.0.0/16. {has}"
-    )
-
-
-def _is_here(client: Sequence[Address], hosts: Sequence[HostReport]) -> bool:
-    """Whether all ranks are on this machine, whatever its name."""
-    return len(hosts) == 1 and (is_local(hosts[0].name) or set(hosts[0].addresses) == set(client))
-
-
-def _within(network: AnyNetwork, hosts: Sequence[HostReport], named: str) -> dict[str, Address]:
-    chosen = {host.name: address for host in hosts if (address := _first_in(network, host))}
-    without = [host for host in hosts if host.name not in chosen]
-    looped = [
-        host for host in without if any(each.loopback and _is_in(each.address, network) for each in host.addresses)
+def _usable(host: HostReport) -> list[Address]:
+    return [
+        each
+        for each in host.addresses
+        if not (each.loopback or each.ip.is_link_local or each.interface.startswith(_INNER))
     ]
-    if without and looped == without:
-        raise LaunchError(loopback_text(named, _what_they_have(hosts)))
+
+
+def _named_network(text: str, hosts: Sequence[HostReport]) -> Choice:
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is not a network: {error}; write e.g. --interface 10.1.0.0/16, or an interface's name, e.g. ib0"
+        ) from error
+    if network.is_loopback:
+        raise _is_loopback(text, hosts)
+    chosen = _pick(hosts, {host.name: [each for each in _usable(host) if each.ip in network] for host in hosts})
+    without = [host for host in hosts if host.name not in chosen]
     if without:
         raise LaunchError(
-            f"{_have_none(without)} in {named}; name another network with --interface. {_what_they_have(without)}"
+            f"{_have_none(without)} in {text}; name another network with --interface. {_what_they_have(without)}"
         )
-    return chosen
+    return network, chosen
 
 
-def _by_name(interface: str, hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
+def _named_interface(interface: str, client: Sequence[Address], hosts: Sequence[HostReport]) -> Choice:
     """Return the network around the hosts' addresses on an interface: IPv4 if all have such an address."""
+    on = {host.name: [each for each in host.addresses if each.interface == interface] for host in hosts}
+    is_here = len(hosts) == 1 and (is_local(hosts[0].name) or set(hosts[0].addresses) == set(client))
+    if all(on.values()) and not is_here and any(each.loopback for of_host in on.values() for each in of_host):
+        raise _is_loopback(interface, hosts)
     for version in (4, 6):
-        chosen: dict[str, Address] = {}
-        for host in hosts:
-            own = [each for each in host.addresses if each.interface == interface and _version(each) == version]
-            if own:
-                chosen[host.name] = next((each for each in own if each.address == host.ssh_address), own[0])
+        chosen = _pick(hosts, {name: [each for each in on[name] if each.ip.version == version] for name in on})
         if len(chosen) == len(hosts):
             return _around(chosen, hosts)
-    without = [host for host in hosts if all(each.interface != interface for each in host.addresses)] or list(hosts)
+    without = [host for host in hosts if not on[host.name]] or list(hosts)
     raise LaunchError(
         f"{_have_none(without)} that fits on an interface {interface}; name the network instead where interfaces have "
         f"different names, e.g. --interface 10.1.0.0/16. {_what_they_have(without)}"
     )
 
 
-def _around(chosen: dict[str, Address], hosts: Sequence[HostReport]) -> tuple[AnyNetwork, dict[str, Address]]:
-    """Return the narrowest network around addresses of one IP version."""
-    network = _common([_network(address) for address in chosen.values()])
-    if network.prefixlen < WIDEST_PREFIX[network.version]:
-        raise LaunchError(_NO_COMMON + _what_they_have(hosts))
-    return network, chosen
+def _around(chosen: dict[str, Address], hosts: Sequence[HostReport]) -> Choice:
+    """Return the narrowest network around the networks of addresses."""
+    networks = [address.network for address in chosen.values()]
+    if len(chosen) == len(hosts) and len({network.version for network in networks}) == 1:
+        common = networks[0]
+        while not all(end in common for network in networks for end in (network[0], network[-1])):
+            common = common.supernet()
+        if common.prefixlen >= WIDEST_PREFIX[common.version]:
+            return common, chosen
+    raise LaunchError(
+        "the hosts share no network; name one in which each has an address, e.g. --interface 10.1.0.0/16. "
+        f"{_what_they_have(hosts)}"
+    )
+
+
+def _is_loopback(interface: str, hosts: Sequence[HostReport]) -> LaunchError:
+    return LaunchError(
+        f"--interface {interface} is loopback, which does not connect hosts; name a network that all hosts are in, "
+        f"e.g. --interface eth0 or 10.1.0.0/16. {_what_they_have(hosts)}"
+    )
 
 
 def _have_none(hosts: Sequence[HostReport]) -> str:
@@ -263,13 +221,12 @@ def _have_none(hosts: Sequence[HostReport]) -> str:
 
 
 def _what_they_have(hosts: Sequence[HostReport]) -> str:
-    parts = (
-        f"{host.name} has {', '.join(f'{each.address}/{each.prefix} ({each.interface})' for each in _usable(host))}"
-        if any(_usable(host))
-        else f"{host.name} has no address that other hosts can reach"
-        for host in hosts
-    )
-    return "; ".join(parts)
+    found = {host.name: _listed(_usable(host), " ({})") for host in hosts}
+    return "; ".join(f"{name} has {has or 'no address that other hosts can reach'}" for name, has in found.items())
+
+
+def _listed(addresses: Iterable[Address], interface: str = "") -> str:
+    return ", ".join(f"{each.address}/{each.prefix}{interface.format(each.interface)}" for each in addresses)
 
 
 def _client_address(client: Sequence[Address], network: AnyNetwork, chosen: Mapping[str, Address]) -> str:
@@ -280,48 +237,10 @@ def _client_address(client: Sequence[Address], network: AnyNetwork, chosen: Mapp
         try:
             nothing_is_sent.connect((target.address, 9))
         except OSError as error:
-            has = ", ".join(f"{each.address}/{each.prefix}" for each in client if not each.loopback) or "none"
+            has = _listed(each for each in client if not each.loopback) or "none"
             raise LaunchError(
                 f"this machine can't reach {name} at {target.address}, in the network {network} of the hosts: "
                 f"{error.strerror}. Its addresses are: {has}. Start the notebook on a machine of that network, or name "
                 "another network with --interface"
             ) from error
         return str(nothing_is_sent.getsockname()[0])
-
-
-def _network(address: Address) -> AnyNetwork:
-    return ipaddress.ip_interface(f"{address.address}/{address.prefix}").network
-
-
-def _version(address: Address) -> int:
-    return ipaddress.ip_address(address.address).version
-
-
-def parse_network(text: str) -> AnyNetwork:
-    """Parse a network given to ``--interface``.
-
-    Raises
-    ------
-    UsageError
-        If it is not a valid network.
-    """
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError as error:
-        raise UsageError(
-            f"{text!r} is not a network: {error}; write e.g. --interface 10.1.0.0/16, or an interface's name, e.g. ib0"
-        ) from error
-
-
-def _is_in(address: str, network: AnyNetwork) -> bool:
-    return bool(address) and ipaddress.ip_address(address) in network
-
-
-def _common(networks: Sequence[AnyNetwork]) -> AnyNetwork:
-    """Return the narrowest network that contains all of the given networks, which have one IP version."""
-    common = networks[0]
-    while common.prefixlen and not all(
-        each.network_address in common and each.prefixlen >= common.prefixlen for each in networks
-    ):
-        common = common.supernet()
-    return common

@@ -15,7 +15,6 @@ from ...protocol.time_limits import MOST_CLOCK_SECONDS
 from ..placement import Placement
 from ..slurm.srun_errors import explain_step
 from .network import choose_network, describe, device_environment
-from .probe_runner import CLIENT
 from .report import own_addresses
 from .ssh_errors import explain, fill_in
 
@@ -27,33 +26,13 @@ if TYPE_CHECKING:
 
     Problem = tuple[str, str]  # the problem and its remedy; neither contains the host's name
 
-LET_IN = (
-    "open this machine's firewall for the hosts, name another network with --interface, or start the notebook on a "
-    "machine in the hosts' network"
-)
 MOST_NAMED = 8  # hosts listed per problem
-OPEN_PORTS = (
-    "torch and MPI use arbitrary ports between hosts: open them in the firewall for the cluster's network, or name "
-    "another network with --interface"
-)
 SSH = ("ssh",)
 WITHOUT_MPI = {"ssh": "--launcher ssh", "srun": "--ranks-by srun"}  # by the command that reaches the hosts
 
 
 def check(reports: Sequence[HostReport], wanted: HostRequirements, ssh: Sequence[str] = SSH) -> list[str]:
-    """Raise an error for hosts on which ranks can't be started.
-
-    Parameters
-    ----------
-    reports
-        What ``survey`` returned.
-    wanted, ssh
-        What ``survey`` was given.
-
-    Returns
-    -------
-    list of str
-        Warnings for the user that do not prevent the start; often empty.
+    """Return warnings on hosts, surveyed with ``wanted`` and ``ssh``, that do not prevent a start of ranks there.
 
     Raises
     ------
@@ -86,27 +65,26 @@ def _named(hosts: Sequence[str]) -> str:
 
 def _problems(report: HostReport, reports: Sequence[HostReport], wanted: HostRequirements) -> Iterator[Problem]:
     """Yield the problems that prevent a start on a host that replied."""
-    yield from _twice(report, reports)
+    same = next(each for each in reports if each.answered and _identity(each) == _identity(report))
+    if same is not report and report.addresses:
+        yield f"the same host as {same.name}", "name each host once, with all of its ranks, e.g. node1:4"
     yield from _python(report, wanted)
     if wanted.torch is not None:
         yield from _torch(report, reports, wanted.torch, wanted.python)
-    if wanted.mpiexec is not None:
-        yield from _mpi(report, wanted, wanted.mpiexec)
-    yield from _folders(report, wanted)
-    yield from _connections(report, reports)
-
-
-def _twice(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
-    same = [each for each in reports if each.answered and _identity(each) == _identity(report)]
-    if len(same) > 1 and report is not same[0]:
+    if wanted.mpiexec is not None and report.daemon != wanted.mpi_version:
+        where = "an ssh login" if wanted.by == "ssh" else "the job"
+        folder = Path(wanted.mpiexec).parent
+        what = f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}"
+        missing = f"Open MPI's daemon prted is neither in {folder} nor on the PATH of {where}"
         yield (
-            f"the same host as {same[0].name}",
-            "name each host once, with all of its ranks, e.g. node1:4",
+            what if report.daemon else missing,
+            f"install the same Open MPI on all hosts, or start without MPI: {WITHOUT_MPI[wanted.by]}",
         )
+    yield from report.problems
 
 
-def _identity(report: HostReport) -> tuple[str, tuple[tuple[str, str], ...]]:
-    return report.hostname, tuple(sorted((each.interface, each.address) for each in report.addresses))
+def _identity(report: HostReport) -> tuple[str, frozenset[tuple[str, str]]]:
+    return report.hostname, frozenset((each.interface, each.address) for each in report.addresses)
 
 
 def _python(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
@@ -156,81 +134,6 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _mpi(report: HostReport, wanted: HostRequirements, mpiexec: str) -> Iterator[Problem]:
-    without = WITHOUT_MPI[wanted.by]
-    if not report.daemon:
-        where = "an ssh login" if wanted.by == "ssh" else "the job"
-        yield (
-            f"Open MPI's daemon prted is neither in {Path(mpiexec).parent} nor on the PATH of {where}",
-            f"install the same Open MPI there, or start without MPI: {without}",
-        )
-    elif report.daemon != wanted.mpi_version:
-        yield (
-            f"Open MPI is {report.daemon} there, here it is {wanted.mpi_version}",
-            f"install the same Open MPI on all hosts, or start without MPI: {without}",
-        )
-
-
-def _folders(report: HostReport, wanted: HostRequirements) -> Iterator[Problem]:
-    shared = wanted.shared_folder
-    if report.shared == "no folder":
-        yield (
-            f"there is no {shared}, so the hosts share no file system with this machine",
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
-        )
-    elif report.shared == "other content":
-        yield (
-            f"{shared} is not the same folder there as on this machine: the hosts share no file system",
-            "mount the same one there (NFS, Lustre), or set JUPYTER_RUNTIME_DIR to a folder that all hosts share",
-        )
-    elif report.shared:
-        yield (
-            f"what this machine writes into {shared} can't be read there ({report.shared})",
-            "log in there as the same user, and correct the folder's permissions",
-        )
-    for folder, why in report.unwritable.items():
-        yield (
-            f"no file can be written into {folder} ({why})",
-            "free disk space, or correct the folder's permissions or mount",
-        )
-    for folder, free in report.free_bytes.items():
-        if free < wanted.least_free_bytes and folder not in report.unwritable:
-            yield (
-                f"too little disk space is free in {folder}: {free / 2**20:.0f} MiB",
-                f"free disk space: ranks need at least {wanted.least_free_bytes / 2**20:.0f} MiB for logs and sockets",
-            )
-    if report.working:
-        yield (
-            f"the working directory {wanted.working_folder} {report.working}",
-            "create it there, or start the notebook in a folder that exists on all hosts",
-        )
-
-
-def _connections(report: HostReport, reports: Sequence[HostReport]) -> Iterator[Problem]:
-    if report.unopened:
-        yield (
-            f"no port could be opened on {report.address or 'its address'} ({report.unopened})",
-            "name another network with --interface",
-        )
-    unreached = dict(report.unreached)
-    why = unreached.pop(CLIENT, "")
-    if why:
-        yield (
-            f"can't reach this machine at {report.client_address} ({why})",
-            LET_IN,
-        )
-    others = [each for each in reports if each.port and each is not report]
-    if len(others) > 1 and len(unreached) == len(others):
-        yield f"can't reach any of the other hosts ({', '.join(sorted(set(unreached.values())))})", OPEN_PORTS
-        return
-    for other in others:
-        if other.name in unreached:
-            yield (
-                f"can't reach {other.name} ({other.address}) on port {other.port} ({unreached[other.name]})",
-                OPEN_PORTS,
-            )
-
-
 def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
     ahead = {report.name: report.clock_ahead_s for report in reports if abs(report.clock_ahead_s) > MOST_CLOCK_SECONDS}
     if ahead:
@@ -245,17 +148,6 @@ def _warnings(reports: Sequence[HostReport]) -> Iterator[str]:
 def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str, ssh: Sequence[str] = ()) -> Placement:
     """Check the hosts, and choose the network between them; the placement has no ranks yet.
 
-    Parameters
-    ----------
-    reports
-        The hosts' reports.
-    wanted
-        What the hosts were asked for.
-    launcher
-        The launcher of the ranks.
-    ssh
-        The command that reached the hosts, if it was ssh.
-
     Raises
     ------
     LaunchError
@@ -267,7 +159,7 @@ def over(reports: Sequence[HostReport], wanted: HostRequirements, launcher: str,
     return Placement(
         listen=network.client_address,
         network=network.cidr,
-        addresses={node.name: node.address for node in network.nodes},
+        addresses={host: address.address for host, address in network.addresses.items()},
         variables=device_environment(network),
         description="; ".join([describe(network), *notes]),
     )

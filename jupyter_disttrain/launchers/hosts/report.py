@@ -6,18 +6,22 @@ Does not cover: probing the hosts (``probe_runner``), evaluating the reports (``
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..mpi import version_output
 from ..rank_environment import forwarded
 from . import probe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    AnyNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 SILENT = "no reply"  # the failure of a host from which neither a reply nor an error came
 LEAST_FREE_BYTES = 100 * 2**20  # for logs, sockets and MPI's own files
@@ -32,20 +36,15 @@ class Address:
     prefix: int  # length of the network prefix, in bits
     loopback: bool = False
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """A port of an RDMA device."""
-
-    device: str  # "mlx5_0"
-    port: int
-    active: bool
-    link_layer: str  # "InfiniBand", or "Ethernet" for RoCE
+    @property
+    def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+        """The address as a number."""
+        return ipaddress.ip_address(self.address)
 
     @property
-    def name(self) -> str:
-        """The port's name in NCCL and UCX."""
-        return f"{self.device}:{self.port}"
+    def network(self) -> AnyNetwork:
+        """The network of the interface."""
+        return ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +57,16 @@ class HostReport:
     hostname: str = ""
     ssh_address: str = ""  # at which ssh or Slurm reached the host; empty if unknown
     addresses: tuple[Address, ...] = ()
-    infiniband: tuple[Port, ...] = ()
+    rdma_ports: Mapping[str, str] = field(default_factory=dict)  # link layer of each active port, as "mlx5_0:1"
     python: str = ""  # "CPython 3.11"
     torch: str = ""  # empty: not installed
     package_folder: str = ""  # empty: not installed
     package_version: str = ""
     package_digest: str = ""
-    shared: str = ""  # why it does not see the client's file; empty: it sees it, or that was not checked
-    unwritable: Mapping[str, str] = field(default_factory=dict)  # folders where no file can be written: the reason
-    working: str = ""  # what is wrong with the working directory; empty: nothing
-    free_bytes: Mapping[str, int] = field(default_factory=dict)  # by folder
+    problems: tuple[tuple[str, str], ...] = ()  # with its folders and connections, each with the remedy
     gpus: int = 0
     daemon: str = ""  # version of the Open MPI whose daemon mpiexec would start there; empty: none
     clock_ahead_s: float = 0.0  # seconds by which its clock is ahead of this machine's
-    unreached: Mapping[str, str] = field(
-        default_factory=dict
-    )  # hosts that it could not reach: the system's error, by name; "" is the client
-    client_address: str = ""  # address of this machine to which it tried to connect
-    address: str = ""  # its address to which the other hosts tried to connect
-    port: int = 0  # its port to which the other hosts tried to connect; 0: none could be opened
-    unopened: str = ""  # why no port could be opened
 
     @property
     def answered(self) -> bool:
@@ -114,16 +103,8 @@ class HostRequirements:
     ) -> HostRequirements:
         """Return the requirements that follow from what this machine has.
 
-        Parameters
-        ----------
-        torch
-            Whether the ranks use torch.
-        mpiexec
-            Path of Open MPI's mpiexec, if it starts the ranks.
-        forward
-            Environment variables to set for the ranks, as in ``ClusterConfig.forward``.
-        others
-            Further fields of this class.
+        ``torch``: whether the ranks use it; ``mpiexec``: the path of Open MPI's, if it starts the ranks; ``forward``:
+        as in ``ClusterConfig``; ``others``: further fields of this class.
 
         Raises
         ------
@@ -131,12 +112,11 @@ class HostRequirements:
             If a variable to forward is not set.
         """
         environment = forwarded(os.environ, forward)
-        output = probe.output_of(probe.ask_version(mpiexec)) if mpiexec else ""
         entries = environment.get("PYTHONPATH", "").split(os.pathsep)
         return cls(
             torch=probe.version_of("torch") if torch else None,
             mpiexec=mpiexec,
-            mpi_version=probe.open_mpi_version(output),
+            mpi_version=probe.open_mpi_version(version_output(mpiexec)) if mpiexec else "",
             python_path=tuple(os.path.abspath(entry) for entry in entries if entry),  # noqa: PTH100  (keep symbolic links)
             library_path=environment.get("LD_LIBRARY_PATH", ""),
             **{**probe.package(), **others},
@@ -150,14 +130,11 @@ def own_addresses() -> tuple[Address, ...]:
 
 def read_report(name: str, answer: Mapping[str, Any], now_s: float) -> HostReport:
     """Parse the reply of ``probe.report``, which arrived at ``now_s``, in seconds since the epoch."""
-    known = dict(answer)
-    ssh = known.pop("ssh")
-    known["addresses"] = tuple(Address(**each) for each in known["addresses"])
-    known["infiniband"] = tuple(Port(**each) for each in known["infiniband"])
-    ahead_s = known.pop("time_s") - now_s
-    return HostReport(name=name, ssh_address=_server(ssh), clock_ahead_s=ahead_s, **known)
-
-
-def _server(ssh_connection: list[str]) -> str:
-    """Return the server's address from SSH_CONNECTION, which has the client, its port, the server and its port."""
-    return ssh_connection[2].partition("%")[0] if len(ssh_connection) == 4 else ""  # noqa: PLR2004
+    known = {
+        **answer,
+        "addresses": tuple(Address(**each) for each in answer["addresses"]),
+        "problems": tuple(map(tuple, answer["problems"])),
+        "clock_ahead_s": answer["time_s"] - now_s,
+    }
+    del known["time_s"]
+    return HostReport(name=name, **known)

@@ -83,13 +83,6 @@ def test_model_is_trained_over_hosts(hosted: Cluster) -> None:
     assert all(other[2] == weights for other in results.values())
 
 
-def test_mpi_counts_all_ranks(hosted: Cluster) -> None:
-    if hosted.config.launcher == "mpi":
-        assert set(hosted.run("comm.allreduce(1)").results.values()) == {4}
-    else:
-        assert set(hosted.run("comm").results.values()) == {None}
-
-
 def test_cells_output_and_values_cross_the_network_encrypted(hosted: Cluster, lab: Lab) -> None:
     with lab.capture() as capture:
         run = hosted.run(f"word = 'written' + ' in a cell'\nprint('said' + ' by a rank')\n'{SECRET}'[::-1] + word")

@@ -68,7 +68,7 @@ def test_mpi_that_cannot_start_remote_ranks_is_refused_before_any_host_is_contac
     assert not (tmp_path / "was-asked").exists()
 
 
-@pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks.launcher_class, ControllerProcess, MPIRanks])
+@pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks, ControllerProcess, MPIRanks])
 def test_log_with_any_bytes_is_shown(launcher: type[Any], tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"refus\xe9 par node2\n")
     one = launcher(output_file=str(tmp_path / "log"), profile_dir=str(tmp_path), cluster_id="x", identifier="1")

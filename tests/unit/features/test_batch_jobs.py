@@ -73,7 +73,7 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
     found = {path.name: path.read_text() for path in here.iterdir()}
     assert found == {
         "cluster.json": whole,
-        "open_cells.json": whole,
+        "open_cells.json": whole + "\n",
         "death-1.json": "",
         "death-2.json": '{"engine":',
     }

