@@ -53,7 +53,8 @@ INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[2])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
-WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # functions that an interrupt may end
+# Functions that an interrupt may end.
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging", "wait_for_build")
 
 
 _WHOLE = {  # functions that must not be interrupted, by a part of their file's name
