@@ -155,19 +155,15 @@ class Groups:
             abort.join(max(0.0, deadline - time.monotonic()))
         return [name for name, abort in aborts.items() if abort.is_alive()]
 
-    def release(self) -> int:
+    def release(self) -> None:
         """Shut down every group's connections, so that a thread that waits in a collective on the CPU gets an error.
 
-        Called on the control thread while the main thread waits. Includes a group that is being made. Returns the
-        number of connections that were shut down.
+        Called on the control thread while the main thread waits. Includes a group that is being made.
         """
-        ended = 0
-        for record in self.live.values():
-            ended += sum(map(shut_down, record.loops))
         before = self._before
-        if before is not None:
-            ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))
-        return ended
+        being_made = [] if before is None else event_loops(epoll_descriptors() - before)
+        for loop in (*(loop for record in self.live.values() for loop in record.loops), *being_made):
+            shut_down(loop)
 
 
 def _record_of(pg: Any, name: str) -> GroupRecord:

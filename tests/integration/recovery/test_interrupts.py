@@ -167,54 +167,6 @@ def test_build_of_a_killed_rank_is_taken_over(started: Callable[[str], Cluster],
     assert wait_until(lambda: ranks.table[0].state == "idle", 60)
 
 
-def test_thread_that_left_gloo_since_the_last_sample_is_not_touched(started: Callable[[str], Cluster]) -> None:
-    """Its buffer is freed by then; so the samples are simulated, and releases are only recorded."""
-    ranks = started("local")  # with torch, which brings Gloo
-    code = """
-import threading
-from unittest import mock
-from jupyter_disttrain.rank.process_group import gloo_abort
-leaves = threading.Event()
-thread = threading.Thread(target=leaves.wait)
-thread.start()
-wait = gloo_abort.Wait(thread.native_id, gloo_abort._BUFFER, 4096)
-with (
-    mock.patch.object(gloo_abort, "_waits", lambda vtables: {wait}),  # as if it slept in a buffer at each look
-    mock.patch.object(gloo_abort._Gloo, "end") as end,
-):
-    ended = gloo_abort.end_forgotten_waits()
-leaves.set()
-thread.join()
-ended, end.call_count
-"""
-    assert ranks.run(code, 0).results == {0: (0, 0)}
-
-
-def test_thread_that_sleeps_in_memory_freed_by_gloo_is_not_touched(
-    started: Callable[[str], Cluster],
-) -> None:
-    """The address of the freed buffer's condition variable now belongs to something else."""
-    code = """
-import ctypes, platform, threading
-from pathlib import Path
-from unittest import mock
-from jupyter_disttrain.rank.process_group import gloo_abort
-call = ctypes.CDLL(None).syscall
-number = int(gloo_abort._FUTEX[platform.machine()])
-freed = (ctypes.c_uint64 * 32)(gloo_abort._gloo().vtables[gloo_abort._BUFFER])
-word = ctypes.c_void_p(ctypes.addressof(freed) + 120)
-thread = threading.Thread(target=call, args=(number, word, 0, 0, None))
-thread.start()
-while f"{word.value:#x}" not in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(): pass
-with mock.patch.object(gloo_abort._Gloo, "end") as end:  # which would use that memory as a buffer
-    ended = gloo_abort.end_forgotten_waits()
-call(number, word, 1, 1)
-thread.join()
-ended, end.call_count
-"""
-    assert started("local").run(code, 0).results == {0: (0, 0)}
-
-
 @pytest.mark.parametrize(
     "code",
     [
