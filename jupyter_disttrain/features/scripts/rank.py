@@ -15,7 +15,7 @@ from ...config.frameworks import framework_environment
 from ...rank.libraries.reserved_ports import ReservedPort
 from ..horovod.subprocess_env import HorovodRendezvous, has_gloo, horovod_environment
 from .in_process import fill_in, run_script
-from .subprocess_run import Programs, command_of, free_port, of_node, of_rank
+from .subprocess_run import Programs, command_of, of_node, of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +37,7 @@ class Scripts:
         self._horovod: HorovodWorld | None = None
         self._roles: Roles = ()
         self._place: ReservedPort | None = None  # held for the last program, which binds a port
+        self._node_port: ReservedPort | None = None  # held for the last programs of nodes
         self._horovod_rendezvous: HorovodRendezvous | None = None
         self._stores: list[Any] = []  # the store of the last program
 
@@ -73,7 +74,8 @@ class Scripts:
     def open_port(self, *, served: bool) -> int:
         """Return a rendezvous port for programs; ``served``: at a store that this rank serves, as torchrun's agent."""
         if self._group is None or not served:
-            return free_port(self.master)
+            self._node_port = ReservedPort(self.master)
+            return self._node_port.port
         self._stores[:] = [self._group.make_store(self.master)]
         return int(self._stores[0].port)
 
