@@ -91,21 +91,10 @@ class Scripts:
         rendezvous: Mapping[str, Any],
         nodes: int,
     ) -> None:
-        """Run a script.
+        """Run a script; see :func:`features.scripts.in_process.run_script`, and ``client.Scripts.run`` for ``how``.
 
-        Parameters
-        ----------
-        target, arguments, is_module, folder
-            See :func:`features.scripts.in_process.run_script`.
-        how
-            ``"here"``: in this process. ``"fresh"``: in a separate one. ``"node"``: the same, on one rank per node.
-        run_id
-            Unique in the session.
-        rendezvous
-            The rendezvous: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
-            the port ``"horovod"``.
-        nodes
-            The number of nodes that run a program.
+        ``run_id`` is unique in the session. ``rendezvous`` has the ``"port"``; if all ranks run a program, also the
+        ``"places"`` of other frameworks' servers, and the port ``"horovod"``. ``nodes`` is how many run a program.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}

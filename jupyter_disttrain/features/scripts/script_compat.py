@@ -91,19 +91,9 @@ def _refuse(function: str, name: str) -> NoReturn:
 
 
 def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
-    """Refuse a backend that can't work before any rank waits for it.
+    """Refuse a backend that can't work before any rank waits for it; None lets torch choose.
 
-    Parameters
-    ----------
-    backend
-        The argument of ``init_process_group``; None lets torch choose.
-    store
-        The rendezvous of the ranks of this call.
-
-    Raises
-    ------
-    RendezvousError
-        If it needs GPUs and there are none, or rank 0 has given another.
+    Raises ``RendezvousError`` if it needs GPUs and there are none, or if rank 0 has set another in ``store``.
     """
     wanted = (backend or "").lower()
     if "nccl" in wanted and not info.device.startswith("cuda"):

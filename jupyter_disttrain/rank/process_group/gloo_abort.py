@@ -106,13 +106,8 @@ def may_wait_for_collective(frame: FrameType | None) -> bool:
     """Whether the main thread may wait for a collective in C code, as in the ``wait()`` of one that was called before.
 
     Then it sleeps in a condition variable without a time limit. With one it waits for the GIL. OpenMP uses no condition
-    variable, and Python's own locks are those of the standard library's functions. Where Linux does not allow reading
-    the system call, every thread counts as waiting.
-
-    Parameters
-    ----------
-    frame
-        The main thread's innermost frame.
+    variable, and Python's own locks are those of the standard library's functions, in which ``frame``, the main
+    thread's innermost one, then is. Where Linux does not allow reading the system call, every thread counts as waiting.
     """
     file = "" if frame is None else frame.f_code.co_filename
     if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:  # where libraries are installed

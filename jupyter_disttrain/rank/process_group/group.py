@@ -75,18 +75,14 @@ class Group:
         remember_models()
 
     def open_store(self, address: str, port: int, generation: int) -> int:
-        """Open a store on rank 0 and return its port; port 0 lets the kernel choose, which avoids a race.
-
-        The socket is made here because the store by itself would listen on every interface. ``generation`` is that of
-        the group to be formed.
-        """
+        """Open a store on rank 0 for the group of this generation; return its port, which the kernel chooses for 0."""
         self._enter(generation)
         self._store = self.make_store(address, port)
         self._port = self._store.port
         return self._port
 
     def make_store(self, address: str, port: int = 0) -> Any:
-        """Return a new store that this process serves; raises ``RendezvousError`` if it can't listen there."""
+        """Return a new store that this process serves; see ``store.serve_store``."""
         return serve_store(address, port, self.info.world_size, self._timeout)
 
     def form(self, address: str, port: int, generation: int) -> list[str]:

@@ -28,10 +28,8 @@ class RendezvousError(RuntimeError):
 def serve_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
     """Return a new store that this process serves; port 0 lets the kernel choose one.
 
-    Raises
-    ------
-    RendezvousError
-        If it can't listen there.
+    The socket is made here because the store by itself would listen on every interface. Raises ``RendezvousError`` if
+    it can't listen there.
     """
     from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
