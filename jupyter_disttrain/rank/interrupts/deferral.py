@@ -212,7 +212,7 @@ def _place(frame: FrameType | None) -> Place | None:
 
 def _place_of_ours(frames: list[FrameType]) -> Place | None:
     """Return the same for what a line of Python code calls: its import statement, or this package."""
-    ours = _caller(frames, -1, _is_standard)
+    ours = _caller(frames, -1, is_standard)
     if any(_is_importlib(each) for each in frames[: frames.index(ours)]):
         return Place(ours)
     if _is_ours(ours) and any(CELL in each.f_code.co_filename for each in frames):
@@ -250,7 +250,7 @@ def _is_in(file: str) -> Callable[[FrameType], bool]:
 def is_body_of_library(frame: FrameType) -> bool:
     """Whether the frame is the body of a module being imported, of a library or of the standard library."""
     name, file = frame.f_code.co_name, frame.f_code.co_filename
-    is_library = bool(INSTALLED.search(file)) or _is_standard(frame)
+    is_library = bool(INSTALLED.search(file)) or is_standard(frame)
     is_program = frame.f_globals.get("__name__") == "__main__" or is_own(file)
     return name == "<module>" and is_library and not is_program
 
@@ -260,7 +260,8 @@ def _is_importlib(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
-def _is_standard(frame: FrameType) -> bool:
+def is_standard(frame: FrameType) -> bool:
+    """Whether the frame is code of the standard library."""
     file = frame.f_code.co_filename
     return _is_importlib(frame) or (file.startswith(STANDARD_LIBRARY) and not INSTALLED.search(file))
 

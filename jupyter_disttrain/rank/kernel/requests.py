@@ -16,7 +16,6 @@ from ...features.reloading.rank import LocalModules, note_files
 from ...features.scripts.library_states import note_imports
 from ...features.scripts.modules import note_modules
 from ...features.scripts.rank import Scripts
-from ...features.scripts.script_compat import refuse_spawn
 from ...features.scripts.torch_state import note_switches
 from ...features.staging.rank import Staging
 from ...features.telemetry.rank.log_metrics import MetricsLog
@@ -57,7 +56,7 @@ from ..libraries.defaults import set_defaults
 from ..libraries.extension_builds import watch_builds
 from ..libraries.framework_checks import check_tensorflow
 from ..libraries.reserved_ports import ReservedPort
-from ..libraries.spawn_guard import refuse_cells
+from ..libraries.spawn_guard import refuse_cells, refuse_spawn
 from ..mpi.world import MpiWorld
 from ..nanny.ipc import IDENTITY, SAMPLES, RankEnd
 from ..process_group.group import Group

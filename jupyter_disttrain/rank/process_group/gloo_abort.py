@@ -29,7 +29,6 @@ import functools
 import os
 import platform
 import sys
-import sysconfig
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
+from ..interrupts.deferral import is_standard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,6 @@ MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message;
 NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # number of the futex system call
 _OPERATION, _WAIT_BITSET = 0x7F, 9  # the futex operation without its flags; that of condition variables
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
 # Largest offset of a condition variable in an object, with room for other builds; beyond it lies another object.
 _REACH = {_BUFFER: 192, _PAIR: 576}
@@ -109,8 +108,7 @@ def may_wait_for_collective(frame: FrameType | None) -> bool:
     variable, and Python's own locks are those of the standard library's functions, in which ``frame``, the main
     thread's innermost one, then is. Where Linux does not allow reading the system call, every thread counts as waiting.
     """
-    file = "" if frame is None else frame.f_code.co_filename
-    if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:  # where libraries are installed
+    if frame is not None and is_standard(frame):
         return False
     call = _system_call(os.getpid())
     if not call:

@@ -30,7 +30,7 @@ from .gloo_abort import end_forgotten_waits
 from .gloo_sockets import shut_down_clients_of
 from .model_rebuild import rearm_models, remember_models, reset_sharded_models
 from .object_replacement import replace_everywhere
-from .store import RendezvousError, connect, serve_store, serves_itself
+from .store import RendezvousError, check_backend, connect, serve_store, serves_itself
 from .subgroups import Groups
 
 if TYPE_CHECKING:
@@ -303,8 +303,6 @@ class Group:
         """
         import torch.distributed as dist  # noqa: PLC0415
         from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
-
-        from ...features.scripts.script_compat import check_backend  # noqa: PLC0415  (it imports this)
 
         original: Callable[..., None] = dist.init_process_group
 
