@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ast
 import dis
+import linecache
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from executing import Source
 from pure_eval import CannotEval, Evaluator
+
+from ..interrupts.deferral import INSTALLED
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,16 +50,23 @@ def mpi_call(frame: FrameType | None) -> MpiCall | None:
 
 
 def _node_of(frame: FrameType) -> ast.AST | None:
-    """Return the call that a frame is executing."""
-    if sys.version_info < (3, 11):
-        return Source.executing(frame).node
-    # Not from executing, which gives up where a line of a cell has several statements.
-    code, tree = frame.f_code, Source.for_frame(frame).tree
-    if tree is None or not dis.opname[code.co_code[frame.f_lasti]].startswith(("CALL", "CACHE")):
+    """Return the call that a frame is executing, parsed from its source; None if there is none."""
+    code = frame.f_code
+    if sys.version_info < (3, 11):  # instructions have no positions, so this parses whole files: not large libraries
+        is_library = INSTALLED.search(code.co_filename) and "/mpi4py/" not in code.co_filename
+        return None if is_library else Source.executing(frame).node
+    line, end_line, column, end_column = list(code.co_positions())[frame.f_lasti // 2]
+    if line is None or not dis.opname[code.co_code[frame.f_lasti]].startswith(("CALL", "CACHE")):
         return None
-    _, line, _, column = list(code.co_positions())[frame.f_lasti // 2]
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return next((call for call in calls if (call.end_lineno, call.end_col_offset) == (line, column)), None)
+    lines = [each.encode() for each in linecache.getlines(code.co_filename, frame.f_globals)[line - 1 : end_line]]
+    if not lines:
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    try:
+        return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except SyntaxError:  # the file was edited since
+        return None
 
 
 def _call_of(node: ast.AST | None, evaluator: Evaluator, owners: tuple[type, ...]) -> MpiCall | None:
