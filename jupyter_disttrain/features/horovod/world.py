@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...protocol.time_limits import MPI_WORLD_LIMIT_SECONDS, START_SECONDS
 from ...rank.libraries.import_hooks import on_import
 from ...rank.mpi.world import within
+from ...rank.process_group.errors import RendezvousError
 from ...rank.process_group.object_replacement import thaw
-from ...rank.process_group.store import RendezvousError
 from .calls import HorovodCalls
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ import sysconfig
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
 WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging", "wait_for_build")
 
 
-_WHOLE = {  # functions that must not be interrupted, by a part of their file's name
+_WHOLE = {  # functions that must not be interrupted, by a part of their file's name; none for all functions
+    logging.__file__: (),
     threading.__file__: ("__enter__", "__exit__"),
     "/multiprocessing/": ("start", "_Popen", "__init__", "_launch"),
     "torch/utils/data/dataloader.py": ("__init__", "_shutdown_workers"),
@@ -201,10 +203,8 @@ def _place(frame: FrameType | None) -> Place | None:
     for at, each in enumerate(frames[:-1]):
         name, file = each.f_code.co_name, each.f_code.co_filename
         for part, names in _WHOLE.items():
-            if part in file and name in names:
-                return Place(_caller(frames, at, _is_in(part)))
-        if file == logging.__file__:
-            return Place(_caller(frames, at, _is_in(file)))
+            if part in file and (name in names or not names):
+                return Place(_caller(frames, at, partial(_is_in, part)))
         if name == "__del__":
             return Place(frames[at + 1])
     return _place_of_ours(frames)
@@ -243,8 +243,8 @@ def _caller(frames: list[FrameType], at: int, is_part: Callable[[FrameType], boo
     return next((each for each in frames[at + 1 :] if not is_part(each)), frames[-1])
 
 
-def _is_in(file: str) -> Callable[[FrameType], bool]:
-    return lambda frame: file in frame.f_code.co_filename
+def _is_in(file: str, frame: FrameType) -> bool:
+    return file in frame.f_code.co_filename
 
 
 def is_body_of_library(frame: FrameType) -> bool:

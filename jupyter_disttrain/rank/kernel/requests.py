@@ -59,10 +59,8 @@ from ..libraries.reserved_ports import ReservedPort
 from ..libraries.spawn_guard import refuse_cells, refuse_spawn
 from ..mpi.world import MpiWorld
 from ..nanny.ipc import IDENTITY, SAMPLES, RankEnd
-from ..process_group.group import Group
+from ..process_group.errors import RendezvousError
 from ..process_group.object_replacement import replace_everywhere
-from ..process_group.store import RendezvousError
-from ..process_group.subgroups import leave_defaults_open
 from ..startup.interface_variables import wrong_interfaces
 from .cell_hooks import counts
 
@@ -72,6 +70,7 @@ if TYPE_CHECKING:
     from jupyter_client.session import Session
 
     from ..cell_started import CellStarts
+    from ..process_group.group import Group
     from ..startup.announce import Hellos
     from .shell import RankShell
 
@@ -159,11 +158,12 @@ class RequestHandler:
         self.shelf = request.shelf if is_shared(request.shelf, request.shelf_token) else None
         sees_shelf = self.shelf is not None
         if info.backend != "none":
+            from ..process_group.group import Group  # noqa: PLC0415  (imports torch)
+
             self.group = Group(info, request.timeout_s)
             self._cell_starts.subscribe(self.group.take_number)
             refuse_spawn()
             watch_builds()
-            leave_defaults_open()
             self.horovod.enter()
             self.progress.count_steps()
         refuse_cells()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...protocol.environment import LAUNCH_RANK, MPI_HEALS
 from ...protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
-from ..process_group.store import RendezvousError
+from ..process_group.errors import RendezvousError
 from .calls import mpi_call
 from .comms import (
     comm_within,

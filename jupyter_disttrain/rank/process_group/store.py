@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch._C._distributed_c10d import TCPStore
+
+from .errors import RendezvousError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -24,18 +28,12 @@ AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
 CONNECT_TIME = timedelta(seconds=2)  # timeout of one attempt to reach the store
 
 
-class RendezvousError(RuntimeError):
-    """The process group could not be made."""
-
-
 def serve_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
     """Return a new store that this process serves; port 0 lets the kernel choose one.
 
     The socket is made here because the store by itself would listen on every interface. Raises ``RendezvousError`` if
     it can't listen there.
     """
-    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
     try:
         family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(where[:2], family=family, backlog=2048)
@@ -60,8 +58,6 @@ def connect(address: str, port: int, world_size: int, timeout: timedelta, check:
 
     ``check`` raises once the death is known.
     """
-    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
     until = time.monotonic() + timeout.total_seconds()
     while True:
         check()

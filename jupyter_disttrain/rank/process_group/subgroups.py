@@ -17,6 +17,10 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
 from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
 from ..output.user_code import is_own
@@ -60,8 +64,6 @@ def leave_defaults_open() -> None:
 
 
 def _open_defaults(module: Any) -> None:
-    from torch.distributed import ProcessGroup  # noqa: PLC0415
-
     for function in vars(module).values():
         if isinstance(function, types.FunctionType) and function.__defaults__:
             defaults = (None if isinstance(each, ProcessGroup) else each for each in function.__defaults__)
@@ -77,8 +79,6 @@ class Groups:
         self._hook()
 
     def _hook(self) -> None:
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         # init_process_group and new_group call this function, and so does DeviceMesh unless it splits a group.
         original: Callable[..., Any] = c10d._new_process_group_helper  # noqa: SLF001
 
@@ -115,8 +115,6 @@ class Groups:
 
         Other threads read this while the main thread makes groups, so it changes no record.
         """
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001  (dict() copies in one step)
         known = dict(self._records)
         live = {name: each for name, each in known.items() if names.get(each.held()) == name}
@@ -168,8 +166,6 @@ class Groups:
 
 def _record_of(pg: Any, name: str) -> GroupRecord:
     """Describe a group that was split from another, as DeviceMesh does with NCCL; it has no event loop of its own."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
     backend = c10d._world.pg_map[pg][0]  # noqa: SLF001
     return GroupRecord(
         name=name,
@@ -194,8 +190,6 @@ def _devices_of(pg: Any) -> list[Any]:
 
 def _abort_devices(pg: Any) -> None:
     """Abort NCCL communicators; Gloo's own abort has no effect while a thread waits in it."""
-    import torch  # noqa: PLC0415
-
     for device in _devices_of(pg):
         try:
             pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001
