@@ -38,18 +38,10 @@ ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
 
 
 def install() -> Path:
-    """Install Horovod into the environment of this Python; its wheel is built if there is none yet.
+    """Install Horovod into the environment of this Python; its wheel, which is returned, is built if there is none yet.
 
-    Returns
-    -------
-    Path
-        The wheel.
-
-    Raises
-    ------
-    HorovodBuildError
-        If something that the build needs is missing, or a step of it fails; the message gives the remedy, and where the
-        log is.
+    Raises ``HorovodBuildError`` if something that the build needs is missing, or a step of it fails; the message gives
+    the remedy, and where the log is.
     """
     torch, mpi = _torch_version(), _mpi_version()
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"

@@ -81,13 +81,7 @@ PATCHES = (
 
 
 def patch(source: Path) -> None:
-    """Patch the source that lies unpacked in a folder.
-
-    Raises
-    ------
-    HorovodBuildError
-        If the source is not the known one.
-    """
+    """Patch the source that lies unpacked in a folder; raises ``HorovodBuildError`` if it is not the known one."""
     for each in PATCHES:
         path = source / "horovod" / "common" / each.file
         code = path.read_text()

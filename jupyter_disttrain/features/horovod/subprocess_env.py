@@ -51,12 +51,7 @@ def has_gloo() -> bool:
 def horovod_environment(info: RankInfo, master: str, port: int, own: str) -> dict[str, str]:
     """Return a program's variables for Horovod; see ``create_slot_env_vars`` and ``create_run_env_vars`` of horovodrun.
 
-    Parameters
-    ----------
-    master, port
-        The server's address and port.
-    own
-        This rank's address, which determines the network interface to use.
+    ``master`` and ``port`` are the server's; ``own``, this rank's address, determines the network interface to use.
     """
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": master,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...protocol.time_limits import MPI_WORLD_LIMIT_SECONDS, START_SECONDS
 from ...rank.libraries.import_hooks import on_import
 from ...rank.mpi.world import within
+from ...rank.process_group.errors import RendezvousError
 from ...rank.process_group.object_replacement import thaw
-from ...rank.process_group.store import RendezvousError
 from .calls import HorovodCalls
 
 if TYPE_CHECKING:
@@ -88,13 +88,7 @@ class HorovodWorld:
         module.HorovodBasics.init, module.HorovodBasics.shutdown = init, shutdown
 
     def _communicator(self, asked: Any) -> Any:
-        """Return the communicator that Horovod is to use; MPI's own COMM_WORLD may contain a rank that has died.
-
-        Raises
-        ------
-        RendezvousError
-            If this rank is in no MPI world or not among the requested ranks.
-        """
+        """Return the communicator that Horovod is to use; MPI's own COMM_WORLD may contain a rank that has died."""
         if self._mpi.comm is None and self._mpi.shown is None:
             raise RendezvousError("Horovod needs ranks that were started by MPI: %dist_init --launcher mpi")
         world = self._mpi.shown
@@ -147,7 +141,8 @@ class HorovodWorld:
         if generation == 1 or world is None or self._mpi.failure:
             return []
         try:
-            own = _State(sorted(self._started), _process_sets(), _adds_sets(), self.calls.is_join_cut_off)
+            adds_sets = bool(os.environ.get(ADDS_SETS))
+            own = _State(sorted(self._started), _process_sets(), adds_sets, self.calls.is_join_cut_off)
             states = within(START_SECONDS, lambda: [_State(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in states):
                 within(START_SECONDS, lambda: self._restart(states))
@@ -188,10 +183,6 @@ def _module_of(basics: Any) -> str:
     """Return the name of the module that holds a binding's basics."""
     names = [name for name in sys.modules if name.startswith("horovod.") and name.endswith(".mpi_ops")]
     return next((name for name in names if getattr(sys.modules[name], "_basics", None) is basics), TORCH)
-
-
-def _adds_sets() -> bool:
-    return bool(os.environ.get(ADDS_SETS))
 
 
 def _process_sets() -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from ...config.frameworks import framework_environment
 from ...rank.libraries.reserved_ports import ReservedPort
 from ..horovod.subprocess_env import HorovodRendezvous, has_gloo, horovod_environment
 from .in_process import fill_in, run_script
-from .subprocess_run import Programs, command_of, free_port, of_node, of_rank
+from .subprocess_run import Programs, command_of, of_node, of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +37,7 @@ class Scripts:
         self._horovod: HorovodWorld | None = None
         self._roles: Roles = ()
         self._place: ReservedPort | None = None  # held for the last program, which binds a port
+        self._node_port: ReservedPort | None = None  # held for the last programs of nodes
         self._horovod_rendezvous: HorovodRendezvous | None = None
         self._stores: list[Any] = []  # the store of the last program
 
@@ -73,7 +74,8 @@ class Scripts:
     def open_port(self, *, served: bool) -> int:
         """Return a rendezvous port for programs; ``served``: at a store that this rank serves, as torchrun's agent."""
         if self._group is None or not served:
-            return free_port(self.master)
+            self._node_port = ReservedPort(self.master)
+            return self._node_port.port
         self._stores[:] = [self._group.make_store(self.master)]
         return int(self._stores[0].port)
 
@@ -89,21 +91,10 @@ class Scripts:
         rendezvous: Mapping[str, Any],
         nodes: int,
     ) -> None:
-        """Run a script.
+        """Run a script; see :func:`features.scripts.in_process.run_script`, and ``client.Scripts.run`` for ``how``.
 
-        Parameters
-        ----------
-        target, arguments, is_module, folder
-            See :func:`features.scripts.in_process.run_script`.
-        how
-            ``"here"``: in this process. ``"fresh"``: in a separate one. ``"node"``: the same, on one rank per node.
-        run_id
-            Unique in the session.
-        rendezvous
-            The rendezvous: ``"port"``; if all ranks run one, also ``"places"`` of other frameworks' servers, and
-            the port ``"horovod"``.
-        nodes
-            The number of nodes that run a program.
+        ``run_id`` is unique in the session. ``rendezvous`` has the ``"port"``; if all ranks run a program, also the
+        ``"places"`` of other frameworks' servers, and the port ``"horovod"``. ``nodes`` is how many run a program.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}

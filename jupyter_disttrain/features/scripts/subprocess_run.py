@@ -9,15 +9,15 @@ The program's output goes to the rank's pipes, so it is shown as the rank's.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ...protocol.environment import PREFIX
+from ...protocol.messages import signal_text
 from ...protocol.time_limits import PROGRAMS_GRACE_SECONDS
 from ...rank.libraries.defaults import without_session_defaults
 from ...rank.process_group.errors import ReleasedError
@@ -88,7 +88,8 @@ class Programs:
         if self._released:
             raise ProgramReleasedError(f"{name} was ended because the program of another rank failed")
         if code:
-            raise ProgramExit(f"{name} {_ending(code)}")
+            how = f"was killed by {signal_text(-code)}" if code < 0 else f"exited with code {code}"
+            raise ProgramExit(f"{name} {how}")
 
     def release(self, generation: int) -> None:
         """End the program, because another rank's has failed; called on another thread.
@@ -137,15 +138,6 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _ending(code: int) -> str:
-    if code > 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def of_rank(identity: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the environment of a program that takes this rank's place, as torchrun would set it."""
     return _outside_job() | dict(identity) | {"MASTER_PORT": str(port)}
@@ -173,13 +165,3 @@ def _outside_job() -> dict[str, str]:
 def command_of(target: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:
     """Return the command that runs a script or a module with this Python."""
     return [sys.executable, "-u", *(["-m"] if is_module else []), target, *arguments]
-
-
-def free_port(address: str) -> int:
-    """Return a port on which no process listens now."""
-    import socket  # noqa: PLC0415
-
-    family, *_, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    with socket.create_server(where[:2], family=family) as listener:
-        port: Any = listener.getsockname()[1]
-        return int(port)

@@ -32,13 +32,7 @@ OF_TORCH = "/torch/"  # keeps some pools for every later program
 
 @contextmanager
 def program_end(names: dict[str, Any]) -> Iterator[None]:
-    """Run at the end of this block what Python runs at a program's end, however the block ends.
-
-    Parameters
-    ----------
-    names
-        Of the program's module ``__main__``; they are cleared then.
-    """
+    """Run at the end of this block what Python runs at a program's end; clears the names of its ``__main__``."""
     threads = set(threading.enumerate())
     children = set(multiprocessing.active_children())
     finalizers = set(util._finalizer_registry)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -21,6 +21,7 @@ import importlib.machinery
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
         more = {
             name
             for name, module in modules.items()
-            if name not in out and name not in kept and (_parent(name) in out or _holds(module, out, objects))
+            if name not in out and name not in kept and (name.rpartition(".")[0] in out or _holds(module, out, objects))
         }
         if not more:
             break
@@ -146,26 +147,21 @@ def _take_out(first: Collection[str], cut: _Cut) -> set[str]:
         module = modules.get(name)
         if sys.modules.get(name) is module or name in first:
             sys.modules.pop(name, None)
-        parent = sys.modules.get(_parent(name))
-        if isinstance(parent, ModuleType) and module is not None and vars(parent).get(_last(name)) is module:
-            delattr(parent, _last(name))
+        package, _, last = name.rpartition(".")
+        parent = sys.modules.get(package)
+        if isinstance(parent, ModuleType) and module is not None and vars(parent).get(last) is module:
+            delattr(parent, last)
         if module is not None:
             _unregister_operators(module)
     for name, module in extensions.items():
-        if _parent(name) in out:
-            before_import(_parent(name), _Put(_last(name), module))
+        package, _, last = name.rpartition(".")
+        if package in out:
+            before_import(package, partial(_set, last, module))
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """Put a C extension back into its package."""
-
-    name: str
-    extension: ModuleType
-
-    def __call__(self, package: ModuleType) -> None:
-        setattr(package, self.name, self.extension)
+def _set(name: str, extension: ModuleType, package: ModuleType) -> None:
+    setattr(package, name, extension)
 
 
 def _holds(module: ModuleType, names: Collection[str], objects: Collection[int]) -> bool:
@@ -200,11 +196,3 @@ def _is_own(module: ModuleType) -> bool:
     """Whether a module is the user's own; a complete library that it imported is kept."""
     file = str(vars(module).get("__file__"))
     return not (INSTALLED.search(file) or file.startswith(STANDARD_LIBRARY))
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -35,6 +35,7 @@ import sysconfig
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,12 @@ INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[2])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
-WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging")  # functions that an interrupt may end
+# Functions that an interrupt may end.
+WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging", "wait_for_build")
 
 
-_WHOLE = {  # functions that must not be interrupted, by a part of their file's name
+_WHOLE = {  # functions that must not be interrupted, by a part of their file's name; none for all functions
+    logging.__file__: (),
     threading.__file__: ("__enter__", "__exit__"),
     "/multiprocessing/": ("start", "_Popen", "__init__", "_launch"),
     "torch/utils/data/dataloader.py": ("__init__", "_shutdown_workers"),
@@ -200,10 +203,8 @@ def _place(frame: FrameType | None) -> Place | None:
     for at, each in enumerate(frames[:-1]):
         name, file = each.f_code.co_name, each.f_code.co_filename
         for part, names in _WHOLE.items():
-            if part in file and name in names:
-                return Place(_caller(frames, at, _is_in(part)))
-        if file == logging.__file__:
-            return Place(_caller(frames, at, _is_in(file)))
+            if part in file and (name in names or not names):
+                return Place(_caller(frames, at, partial(_is_in, part)))
         if name == "__del__":
             return Place(frames[at + 1])
     return _place_of_ours(frames)
@@ -211,7 +212,7 @@ def _place(frame: FrameType | None) -> Place | None:
 
 def _place_of_ours(frames: list[FrameType]) -> Place | None:
     """Return the same for what a line of Python code calls: its import statement, or this package."""
-    ours = _caller(frames, -1, _is_standard)
+    ours = _caller(frames, -1, is_standard)
     if any(_is_importlib(each) for each in frames[: frames.index(ours)]):
         return Place(ours)
     if _is_ours(ours) and any(CELL in each.f_code.co_filename for each in frames):
@@ -242,14 +243,14 @@ def _caller(frames: list[FrameType], at: int, is_part: Callable[[FrameType], boo
     return next((each for each in frames[at + 1 :] if not is_part(each)), frames[-1])
 
 
-def _is_in(file: str) -> Callable[[FrameType], bool]:
-    return lambda frame: file in frame.f_code.co_filename
+def _is_in(file: str, frame: FrameType) -> bool:
+    return file in frame.f_code.co_filename
 
 
 def is_body_of_library(frame: FrameType) -> bool:
     """Whether the frame is the body of a module being imported, of a library or of the standard library."""
     name, file = frame.f_code.co_name, frame.f_code.co_filename
-    is_library = bool(INSTALLED.search(file)) or _is_standard(frame)
+    is_library = bool(INSTALLED.search(file)) or is_standard(frame)
     is_program = frame.f_globals.get("__name__") == "__main__" or is_own(file)
     return name == "<module>" and is_library and not is_program
 
@@ -259,7 +260,8 @@ def _is_importlib(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
-def _is_standard(frame: FrameType) -> bool:
+def is_standard(frame: FrameType) -> bool:
+    """Whether the frame is code of the standard library."""
     file = frame.f_code.co_filename
     return _is_importlib(frame) or (file.startswith(STANDARD_LIBRARY) and not INSTALLED.search(file))
 

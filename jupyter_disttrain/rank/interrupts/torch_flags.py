@@ -46,8 +46,9 @@ class TorchFlags:
                     f"{state}"
                 )
         for name, depth, leave in _depths():
-            is_deeper = name in self._found and depth() > self._found[name]
-            left = leave(self._found[name]) if is_deeper else []
+            left: dict[str, None] = {}
+            while name in self._found and depth() > self._found[name]:
+                left[leave()] = None
             reports += [f"{each} was exited, as before the cell: the interrupt had skipped its exit" for each in left]
         return reports
 
@@ -66,47 +67,33 @@ def _switches() -> Iterator[tuple[str, Callable[[], bool], Callable[[bool], Any]
         )
 
 
-# None of what follows is public in torch: a version that lacks one of these functions must not break every cell.
+def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[], str]]]:
+    """Yield for each kind of mode: its name, its depth, a function that leaves the innermost one and returns its name.
 
-
-def _depths() -> Iterator[tuple[str, Callable[[], int], Callable[[int], list[str]]]]:
-    """Yield for each kind of mode: its name, its depth, a function that leaves deeper ones and returns their names."""
+    None of this is public in torch: a version that lacks one of these functions must not break every cell.
+    """
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return
-    core = torch._C  # noqa: SLF001
+    core: Any = getattr(torch, "_C", None)
     functorch: Any = getattr(core, "_functorch", None)
     compiler: Any = getattr(getattr(core, "_dynamo", None), "eval_frame", None)
     if hasattr(core, "_len_torch_dispatch_stack"):
-        yield "modes", core._len_torch_dispatch_stack, partial(_leave_modes, core)  # noqa: SLF001
+        pop = core._pop_torch_dispatch_stack  # noqa: SLF001
+        yield "modes", core._len_torch_dispatch_stack, lambda: type(pop(None)).__name__  # noqa: SLF001
     if hasattr(core, "_len_torch_function_stack"):
-        yield "function modes", core._len_torch_function_stack, partial(_leave_function_modes, torch)  # noqa: SLF001
+        pop_function = core._pop_torch_function_stack  # noqa: SLF001
+        yield "function modes", partial(_function_modes, torch), lambda: type(pop_function()).__name__
     if hasattr(functorch, "get_dynamic_layer_stack_depth"):
-        yield "transforms", functorch.get_dynamic_layer_stack_depth, partial(_leave_transforms, functorch)
+        depth, leave_to = functorch.get_dynamic_layer_stack_depth, functorch.pop_dynamic_layer_stack_and_undo_to_depth
+        yield "transforms", depth, lambda: leave_to(depth() - 1) or "a transform of torch.func"
     if hasattr(compiler, "set_eval_frame"):
         yield "torch.compile", partial(_is_compiling, compiler), partial(_leave_compiler, compiler)
 
 
-def _leave_modes(core: Any, depth: int) -> list[str]:
-    left = []
-    while core._len_torch_dispatch_stack() > depth:  # noqa: SLF001
-        left.append(type(core._pop_torch_dispatch_stack(None)).__name__)  # noqa: SLF001
-    return left
-
-
-def _leave_function_modes(torch: Any, depth: int) -> list[str]:
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001  (of set_default_device)
-    core, left = torch._C, []  # noqa: SLF001
-    while (now := core._len_torch_function_stack()) > depth:  # noqa: SLF001
-        if core._get_function_stack_at(now - 1) is default:  # noqa: SLF001
-            break
-        left.append(type(core._pop_torch_function_stack()).__name__)  # noqa: SLF001
-    return left
-
-
-def _leave_transforms(functorch: Any, depth: int) -> list[str]:
-    functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-    return ["a transform of torch.func"]
+def _function_modes(torch: Any) -> int:
+    """Return how many function modes are active beside that of ``torch.set_default_device``, which is the outermost."""
+    count: int = torch._C._len_torch_function_stack()  # noqa: SLF001
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001
+    return count - 1 if count and torch._C._get_function_stack_at(0) is default else count  # noqa: SLF001
 
 
 def _is_compiling(compiler: Any) -> int:
@@ -115,6 +102,6 @@ def _is_compiling(compiler: Any) -> int:
     return int(hook is not None)
 
 
-def _leave_compiler(compiler: Any, _depth: int) -> list[str]:
+def _leave_compiler(compiler: Any) -> str:
     compiler.set_eval_frame(None)
-    return ["torch.compile"]
+    return "torch.compile"

@@ -36,8 +36,7 @@ from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
 from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
-from ..process_group.errors import ReleasedError
-from ..process_group.group import RELEASE_SIGNAL
+from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
 from . import cell_errors, cell_hooks
 from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError

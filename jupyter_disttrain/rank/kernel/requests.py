@@ -16,7 +16,6 @@ from ...features.reloading.rank import LocalModules, note_files
 from ...features.scripts.library_states import note_imports
 from ...features.scripts.modules import note_modules
 from ...features.scripts.rank import Scripts
-from ...features.scripts.script_compat import refuse_spawn
 from ...features.scripts.torch_state import note_switches
 from ...features.staging.rank import Staging
 from ...features.telemetry.rank.log_metrics import MetricsLog
@@ -57,13 +56,11 @@ from ..libraries.defaults import set_defaults
 from ..libraries.extension_builds import watch_builds
 from ..libraries.framework_checks import check_tensorflow
 from ..libraries.reserved_ports import ReservedPort
-from ..libraries.spawn_guard import refuse_cells
+from ..libraries.spawn_guard import refuse_cells, refuse_spawn
 from ..mpi.world import MpiWorld
 from ..nanny.ipc import IDENTITY, SAMPLES, RankEnd
-from ..process_group.group import Group
+from ..process_group.errors import RendezvousError
 from ..process_group.object_replacement import replace_everywhere
-from ..process_group.store import RendezvousError
-from ..process_group.subgroups import leave_defaults_open
 from ..startup.interface_variables import wrong_interfaces
 from .cell_hooks import counts
 
@@ -73,6 +70,7 @@ if TYPE_CHECKING:
     from jupyter_client.session import Session
 
     from ..cell_started import CellStarts
+    from ..process_group.group import Group
     from ..startup.announce import Hellos
     from .shell import RankShell
 
@@ -160,11 +158,12 @@ class RequestHandler:
         self.shelf = request.shelf if is_shared(request.shelf, request.shelf_token) else None
         sees_shelf = self.shelf is not None
         if info.backend != "none":
+            from ..process_group.group import Group  # noqa: PLC0415  (imports torch)
+
             self.group = Group(info, request.timeout_s)
             self._cell_starts.subscribe(self.group.take_number)
             refuse_spawn()
             watch_builds()
-            leave_defaults_open()
             self.horovod.enter()
             self.progress.count_steps()
         refuse_cells()

@@ -3,11 +3,13 @@
 Covers: a build whose process died or that was interrupted; a message that a build runs.
 Does not cover: the build, which torch leaves to one process of a host while the others wait.
 
-The others wait until a lock file is removed. A process that was killed does not remove it: without this module, no
-process on this host could build that extension any more, and no message would give the reason. An interrupt has the
-same effect between the creation of the file and the ``try`` that removes it; an interrupt that arrives while the code
-below runs is raised there. Also, torch treats an extension as built as soon as the process has started to build it or
-to wait for it: after an interrupt the next attempt would load an extension that was never built.
+The others wait until a lock file is removed, which a process that was killed does not do: no process on this host could
+build that extension any more, and no message would give the reason. So ranks lock the folder, which ends with the
+process. The lock file remains for other programs; a rank's is a symbolic link, so that the next rank knows whose it is.
+
+An interrupt between the creation of the file and the ``try`` that removes it has the same effect; an interrupt that
+arrives while the code below runs is raised there. Also, torch treats an extension as built as soon as the process has
+started to build it or to wait for it: after an interrupt the next attempt would load an extension that was never built.
 """
 
 from __future__ import annotations
@@ -15,62 +17,74 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import socket
 import sys
-import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from .import_hooks import on_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-_held: dict[int, Callable[[], None]] = {}  # id of a baton that the main thread holds: function that releases it
+_held: set[Any] = set()  # batons that the main thread holds
 
 
 def watch_builds() -> None:
-    """Patch torch to sign its lock files, remove those of dead processes, and rebuild what was not built completely."""
+    """Patch torch so that its locks end with their process, and that it rebuilds what was not built completely."""
     on_import("torch.utils.file_baton", _watch)
     on_import("torch.utils._cpp_extension_versioner", _watch_versions)
 
 
 def _watch(module: Any) -> None:
-    original_release: Callable[[Any], None] = module.FileBaton.release
+    wait_for_file: Callable[[Any], None] = module.FileBaton.wait
 
-    @functools.wraps(module.FileBaton.try_acquire)
-    def try_acquire(baton: Any) -> bool:
-        lock = Path(baton.lock_file_path)
-        with _alone(lock.parent):
-            if _is_abandoned(lock):
-                lock.unlink(missing_ok=True)
-            builds = _create_signed(lock)
-            if builds and threading.current_thread() is threading.main_thread():
-                _held[id(baton)] = functools.partial(original_release, baton)
-        if builds and not any(lock.parent.glob("*.so")):
-            sys.stderr.write(
-                f"{lock.parent.name} is being compiled, once for this host; this takes up to a few minutes\n"
-            )
-        return builds
+    def wait_for_build(baton: Any) -> None:
+        folder = os.open(Path(baton.lock_file_path).parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        finally:
+            os.close(folder)
+        wait_for_file(baton)  # of another program
 
-    @functools.wraps(original_release)
-    def release(baton: Any) -> None:
-        _held.pop(id(baton), None)
-        original_release(baton)
+    module.FileBaton.try_acquire, module.FileBaton.release = _try_acquire, _release
+    module.FileBaton.wait = wait_for_build
 
-    module.FileBaton.try_acquire, module.FileBaton.release = try_acquire, release
+
+def _try_acquire(baton: Any) -> bool:
+    lock = Path(baton.lock_file_path)
+    with ExitStack() as stack:
+        baton.fd = os.open(lock.parent, os.O_RDONLY)
+        stack.callback(os.close, baton.fd)
+        try:
+            fcntl.flock(baton.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.is_symlink():
+                lock.unlink()  # the rank that made it has died
+            lock.symlink_to(".")
+        except (BlockingIOError, FileExistsError):
+            return False
+        except OSError as error:
+            text = f"can't be locked ({error.strerror}); set TORCH_EXTENSIONS_DIR to a folder on another file system"
+            raise OSError(error.errno, text, str(lock.parent)) from error
+        stack.pop_all()
+    if threading.current_thread() is threading.main_thread():
+        _held.add(baton)
+    if not any(lock.parent.glob("*.so")):
+        sys.stderr.write(f"{lock.parent.name} is being compiled, once for this host; this takes up to a few minutes\n")
+    return True
+
+
+def _release(baton: Any) -> None:
+    _held.discard(baton)
+    Path(baton.lock_file_path).unlink(missing_ok=True)  # the cell may have removed it
+    os.close(baton.fd)
 
 
 def give_back_files() -> None:
     """Remove, after a cell, the lock files of builds that were interrupted before they began."""
-    while _held:
-        _, release = _held.popitem()
-        with suppress(FileNotFoundError):  # the cell has removed the file
-            release()
+    for baton in list(_held):
+        _release(baton)
 
 
 def _watch_versions(module: Any) -> None:
@@ -99,56 +113,3 @@ def _is_built(folder: Path, name: str) -> bool:
     except FileNotFoundError:
         return False
     return any(f"\t{library.name}\t" in log for library in folder.glob(f"{name}*.so"))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that only one rank at a time checks the lock file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            text = (
-                f"its file system does not support locks ({error.strerror}); set TORCH_EXTENSIONS_DIR to another folder"
-            )
-            raise OSError(error.errno, text, str(folder)) from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _create_signed(lock: Path) -> bool:
-    """Create the lock file with its signature in one step; return False if it exists.
-
-    A process that was killed between the two would leave a file without a signature, which no other process may remove.
-    """
-    descriptor, draft = tempfile.mkstemp(prefix="lock-", dir=lock.parent)
-    try:
-        os.write(descriptor, _signature(psutil.Process()).encode())
-        os.link(draft, lock)
-    except FileExistsError:
-        return False
-    finally:
-        os.close(descriptor)
-        Path(draft).unlink()
-    return True
-
-
-def _signature(process: psutil.Process) -> str:
-    return f"{socket.gethostname()} {process.pid} {process.create_time()}"
-
-
-def _is_abandoned(lock: Path) -> bool:
-    """Whether the file was signed by a rank of this host that has died; unknown, so False, for other hosts' files."""
-    try:
-        signature = lock.read_text()  # once: the process that builds may finish and remove it meanwhile
-        host, pid, _ = signature.split()
-    except (OSError, ValueError):
-        return False
-    if host != socket.gethostname():
-        return False
-    try:
-        return _signature(psutil.Process(int(pid))) != signature
-    except psutil.NoSuchProcess:
-        return True

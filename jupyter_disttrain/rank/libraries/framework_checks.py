@@ -11,7 +11,6 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,12 @@ def _is_installed(name: str) -> bool:
 
 def _too_old(name: str) -> str:
     """Return advice if an imported framework is older than the versions known to work; empty if not."""
-    framework, module = FRAMEWORKS.get(name), sys.modules.get(name)
-    if framework is None or not _is_old(module, framework):
+    framework, version = FRAMEWORKS.get(name), getattr(sys.modules.get(name), "__version__", None)
+    if framework is None or not isinstance(version, str):
         return ""
-    found = getattr(module, "__version__", "")
-    return f"{framework.distribution} {found} is older than the versions known to work; {framework.remedy}"
+    if tuple(int(part) for part in _DIGITS.findall(version)[:3]) >= framework.least:
+        return ""
+    return f"{framework.distribution} {version} is older than the versions known to work; {framework.remedy}"
 
 
 def check_tensorflow() -> None:
@@ -103,11 +103,3 @@ def check_tensorflow() -> None:
             f"TF_CONFIG was requested, but TensorFlow is not installed: {FRAMEWORKS['tensorflow'].remedy}, "
             "or leave --tf-config out"
         )
-
-
-def _is_old(module: Any, framework: Framework) -> bool:
-    version = getattr(module, "__version__", None)
-    if not isinstance(version, str):
-        return False
-    found = tuple(int(part) for part in _DIGITS.findall(version)[:3])
-    return found < framework.least

@@ -26,10 +26,7 @@ def own_address(master: str) -> str:
 class ReservedPort:
     """A reserved port on this host, at the address at which the other ranks reach it.
 
-    Parameters
-    ----------
-    master
-        The address of rank 0's host; the route to it determines this host's address.
+    The route to ``master``, the address of rank 0's host, determines this host's address.
     """
 
     def __init__(self, master: str) -> None:
@@ -38,5 +35,5 @@ class ReservedPort:
         self._held = socket.socket(family, socket.SOCK_STREAM)
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind((self.address, 0))
-        host = f"[{self.address}]" if family == socket.AF_INET6 else self.address
-        self.name = f"{host}:{self._held.getsockname()[1]}"
+        self.port: int = self._held.getsockname()[1]
+        self.name = f"[{self.address}]:{self.port}" if family == socket.AF_INET6 else f"{self.address}:{self.port}"

@@ -1,9 +1,8 @@
 """Refuse processes that would have to import a cell.
 
 Covers: what a cell passes to a new process that is not forked: by ``Process`` (and so by a DataLoader), by a pool's
-tasks, by ``ProcessPoolExecutor``.
-Does not cover: libraries that send code by value, such as joblib; ``mp.spawn`` of the cell's own function
-(``features.scripts.script_compat``).
+tasks, by ``ProcessPoolExecutor``; ``mp.spawn`` and other launchers of processes to train on.
+Does not cover: libraries that send code by value, such as joblib.
 
 Such a process finds functions and classes by importing their module, and a cell's is ``__main__``, without a file. In
 the process that fails: a pool then starts another one, again and again, and the cell waits.
@@ -12,6 +11,7 @@ the process that fails: a pool then starts another one, again and again, and the
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -19,11 +19,21 @@ from multiprocessing import reduction
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ...features.scripts.script_compat import SpawnInCellError
+from ..output import user_code
 from .import_hooks import on_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+
+
+class SpawnInCellError(RuntimeError):
+    """A cell starts processes that can't import it."""
+
+    # A process pool would show its place in this package as the cause.
+    __cause__ = property(lambda _self: None, lambda _self, _cause: None)
 
 
 class _Pickler(reduction.ForkingPickler):
@@ -88,3 +98,61 @@ def _check_tasks(module: Any) -> None:
         original(taskqueue, put if method == "fork" else put_checked, outqueue, pool, cache)
 
     module.Pool._handle_tasks = staticmethod(handle)  # noqa: SLF001
+
+
+def refuse_spawn() -> None:
+    """Refuse in cells what starts processes to train on: ``mp.spawn``, and launchers for notebooks without ranks.
+
+    Processes of ``mp.spawn`` could not import the cell's functions; forked ones would be ranks of ranks.
+    """
+    on_import("torch.distributed.launcher.api", _refuse_launches)
+    import torch.multiprocessing as mp  # noqa: PLC0415
+
+    inner = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of this name
+    for name in ("spawn", "start_processes"):
+        refusing = _refusing(getattr(mp, name), name)
+        setattr(mp, name, refusing)
+        setattr(inner, name, refusing)
+
+
+def _refusing(original: Any, name: str) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def spawn(*args: Any, **options: Any) -> Any:
+        asked = signature.bind(*args, **options)
+        asked.apply_defaults()
+        fn = asked.arguments["fn"]
+        module, function = str(getattr(fn, "__module__", "")), getattr(fn, "__name__", "fn")
+        if user_code.script_name():
+            return original(*args, **options)
+        if module.partition(".")[0] in LIGHTNING:
+            raise SpawnInCellError(
+                "this strategy of Lightning starts its own processes, but the ranks are already such processes; use "
+                "Trainer(strategy='ddp', devices=...) with the number of ranks"
+            )
+        if module == "__main__" and asked.arguments.get("start_method") != "fork":
+            raise SpawnInCellError(
+                f"mp.{name} starts processes that import the function {function}, and a cell can't be imported; the "
+                f"ranks are already such processes, so call {function}(rank, ...) in the cell, or run everything as a "
+                "script: %dist_run --per-node train.py"
+            )
+        return original(*args, **options)
+
+    return spawn
+
+
+def _refuse_launches(module: Any) -> None:
+    """Refuse torchrun's launcher, by which ``accelerate.notebook_launcher`` starts processes, before it makes files."""
+    original = module.LaunchConfig.__post_init__
+
+    @functools.wraps(original)
+    def prepare(self: Any) -> None:
+        if not user_code.script_name():
+            raise SpawnInCellError(
+                "a launcher within a cell would start training processes, but the ranks are already such processes; "
+                "call the launched function itself in the cell"
+            )
+        original(self)
+
+    module.LaunchConfig.__post_init__ = prepare

@@ -1,24 +1,28 @@
 """Find the mpi4py call that a thread is in, and the call's communicator.
 
-Covers: reading the bytecode of a frame's current line.
+Covers: the call that a frame is executing, from its source.
 Does not cover: ending the call (``world``).
 
-mpi4py is compiled, so its calls have no frame of their own. The bytecode and the variables of the calling frame show
+mpi4py is compiled, so its calls have no frame of their own. The source and the variables of the calling frame show
 which method it calls.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from executing import Source
+from pure_eval import CannotEval, Evaluator
+
+from ..interrupts.deferral import INSTALLED
+
 if TYPE_CHECKING:
     from types import FrameType
-
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,79 +39,49 @@ class MpiCall:
 
 
 def mpi_call(frame: FrameType | None) -> MpiCall | None:
-    """Return the mpi4py call on the current line of an innermost frame; None if there is none.
+    """Return the mpi4py call that an innermost frame is executing; None if there is none.
 
-    This runs no code of the user: attributes are looked up only in the dictionaries of modules and objects.
+    This runs no code of the user.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if frame is None or mpi is None or frame.f_lineno is None:
         return None
-    owners = (mpi.Comm, mpi.Request, mpi.Win, mpi.File)
-    value: Any = _MISSING
-    below: Any = _MISSING  # the stack entry below ``value``
-    found = None
-    steps = _steps_of_line(frame)
-    begin = _begin(steps[-1]) if steps else None  # where the current call begins in the source, and so does its callee
-    for step in steps[:-1]:
-        is_callee = begin is None or _begin(step) == begin
-        if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            is_class = isinstance(value, type) and issubclass(value, owners)
-            if (is_class or isinstance(value, owners)) and is_callee:
-                found = MpiCall(str(step.argval), value)
-            value = _attribute(value, str(step.argval))
-        elif step.opname == "LOAD_CONST":
-            below, value = value, step.argval
-        elif step.opname.startswith(("LOAD_", "STORE_FAST_LOAD_")):
-            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-            for name in names:
-                below, value = value, _variable(frame, name) if isinstance(name, str) else _MISSING
-        elif step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]"):
-            below, value = _MISSING, below if isinstance(below, owners) else _item(below, value)
-        elif step.opname.startswith("CALL"):
-            value = _result_of(found) if found is not None and is_callee else _MISSING
-            found = None if is_callee else found  # the current call's callee is what this call returned
-    return found
+    return _call_of(_node_of(frame), Evaluator.from_frame(frame), (mpi.Comm, mpi.Request, mpi.Win, mpi.File))
+
+
+def _node_of(frame: FrameType) -> ast.AST | None:
+    """Return the call that a frame is executing, parsed from its source; None if there is none."""
+    code = frame.f_code
+    if sys.version_info < (3, 11):  # instructions have no positions, so this parses whole files: not large libraries
+        is_library = INSTALLED.search(code.co_filename) and "/mpi4py/" not in code.co_filename
+        return None if is_library else Source.executing(frame).node
+    line, end_line, column, end_column = list(code.co_positions())[frame.f_lasti // 2]
+    if line is None or not dis.opname[code.co_code[frame.f_lasti]].startswith(("CALL", "CACHE")):
+        return None
+    lines = [each.encode() for each in linecache.getlines(code.co_filename, frame.f_globals)[line - 1 : end_line]]
+    if not lines:
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    try:
+        return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except SyntaxError:  # the file was edited since
+        return None
+
+
+def _call_of(node: ast.AST | None, evaluator: Evaluator, owners: tuple[type, ...]) -> MpiCall | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    try:
+        owner = evaluator[node.func.value]
+    except CannotEval:  # e.g. the result of another call
+        made_by = _call_of(node.func.value, evaluator, owners)
+        owner = None if made_by is None else _result_of(made_by)
+    is_owner = isinstance(owner, owners) or (isinstance(owner, type) and issubclass(owner, owners))
+    return MpiCall(node.func.attr, owner) if is_owner else None
 
 
 def _result_of(call: MpiCall) -> Any:
     """Return a substitute for a call's result: for a request the object it is from, for anything else a class."""
     is_request = call.name.startswith(("i", "I")) or call.name.endswith("_init")
     return call.owner if is_request or isinstance(call.owner, type) else type(call.owner)
-
-
-def _begin(step: dis.Instruction) -> tuple[int | None, int | None] | None:
-    """Return line and column where the expression of an instruction begins; None before Python 3.11."""
-    positions = getattr(step, "positions", None)
-    return None if positions is None else (positions.lineno, positions.col_offset)
-
-
-def _steps_of_line(frame: FrameType) -> list[dis.Instruction]:
-    """Return the instructions of the frame's current line up to the current one."""
-    lines = {start: line for start, line in dis.findlinestarts(frame.f_code) if line is not None}
-    steps, line = [], None
-    for step in dis.get_instructions(frame.f_code):
-        line = lines.get(step.offset, line)
-        if line == frame.f_lineno and step.offset <= frame.f_lasti:
-            steps.append(step)
-    return steps
-
-
-def _variable(frame: FrameType, name: str) -> Any:
-    for names in (frame.f_locals, frame.f_globals):
-        if name in names:
-            return names[name]
-    return _MISSING
-
-
-def _item(value: Any, key: Any) -> Any:
-    """Return an item of a plain list, tuple or dict, whose lookup runs no code of the user."""
-    if type(value) is dict and type(key) in (str, int):
-        return value.get(key, _MISSING)
-    if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
-        return value[key]
-    return _MISSING
-
-
-def _attribute(value: Any, name: str) -> Any:
-    names = getattr(value, "__dict__", None) if value is not _MISSING else None
-    return names.get(name, _MISSING) if isinstance(names, Mapping) else _MISSING

@@ -13,7 +13,9 @@ import ctypes
 import gc
 import os
 import struct
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -141,11 +143,7 @@ def _word(address: int) -> int:
 
 def _words(address: int, count: int = MOST_WORDS) -> tuple[int, ...]:
     """Read words of this process's memory; 0 for what is not mapped."""
-    memory = os.open("/proc/self/mem", os.O_RDONLY)
-    try:
-        found = os.pread(memory, 8 * count, address)
-    except (OSError, OverflowError):
-        found = b""
-    finally:
-        os.close(memory)
+    found = b""
+    with suppress(OSError, OverflowError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
+        found = os.pread(memory.fileno(), 8 * count, address)
     return struct.unpack(f"{count}Q", found.ljust(8 * count, b"\0"))

@@ -18,13 +18,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...protocol.environment import LAUNCH_RANK, MPI_HEALS
 from ...protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
-from ..process_group.store import RendezvousError
+from ..process_group.errors import RendezvousError
 from .calls import mpi_call
 from .comms import (
     comm_within,
@@ -90,10 +91,8 @@ class MpiWorld:
     def enter(self, info: RankInfo) -> None:
         """Take the rank's identity in the world that mpiexec started, or in the next one that is made.
 
-        Raises
-        ------
-        RendezvousError
-            If MPI's rank or size differs from the client's: ``comm`` and ``dist`` would disagree.
+        Raises ``RendezvousError`` if MPI's rank or size differs from the client's, as ``comm`` would disagree with
+        ``dist``.
         """
         self._rank = info.rank
         if self._mpi is None:
@@ -127,19 +126,13 @@ class MpiWorld:
 
         A rank that is in no MPI call takes part too: a send that no rank receives ends only once its receiver refuses
         it, which MPI does during the receiver's own calls. A release that arrives after a later ``generation`` was
-        formed has no effect.
-
-        Parameters
-        ----------
-        forced
-            End the calls in all communicators even if the main thread's call was not found.
-        others
-            What a rank waits in: "one" call of MPI, "many" requests at once, or empty.
+        formed has no effect. ``forced`` ends the calls in all communicators even if the main thread's call was not
+        found. ``others`` is what a rank waits in: "one" call of MPI, "many" requests at once, or empty.
         """
         with self._turns:
             if not self._heals or self.failure or generation < self._generation or self.comm is None:
                 return
-            call = self._call() if self._runs_cell else None
+            call = _call_of_main_thread() if self._runs_cell else None
             is_late = others == "many" or (call is not None and call.waits_for_many)
             if self._is_respawning or not is_late:
                 self._revoke(forced=forced)
@@ -154,12 +147,8 @@ class MpiWorld:
         """Whether a new process is being started or has not joined the world yet."""
         return self._merged is not None or (self._respawning is not None and self._respawning.is_alive())
 
-    def _call(self) -> MpiCall | None:
-        """Return the MPI call that the main thread is in, None if it is in none."""
-        return mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001
-
     def _revoke(self, *, forced: bool) -> None:
-        call = self._call()
+        call = _call_of_main_thread()
         if not self._runs_cell or (call is None and not forced):
             return
         mpi: Any = self._mpi
@@ -230,32 +219,24 @@ class MpiWorld:
             before.join()
         if self.failure:
             return
+        mpi: Any = self._mpi
         try:
             base = self.comm if self._merged is None else self._merged
             base.Revoke()
-            child = base.Shrink().Spawn(command[0], list(command[1:]), 1, self._where(host), root=0)
-            self._merged = child.Merge(high=False)
-        except self._mpi.Exception as error:  # type: ignore[union-attr]
+            # Open MPI considers all slots of the host in use.
+            on_host = {"host": host, "map_by": "slot:oversubscribe"} if host else {}
+            info = mpi.Info.Create({"wdir": self._folder, **on_host})
+            self._merged = base.Shrink().Spawn(command[0], list(command[1:]), 1, info, root=0).Merge(high=False)
+        except mpi.Exception as error:
             self.failure = f"{error}"
-
-    def _where(self, host: str) -> Any:
-        """Return the info with which Open MPI starts a process on a host whose slots it considers all in use."""
-        on_host = {"host": host, "map_by": "slot:oversubscribe"} if host else {}
-        return self._mpi.Info.Create({"wdir": self._folder, **on_host})  # type: ignore[union-attr]
 
     # When no cell runs
 
     def settle(self, generation: int, lost: str, *, revoked: bool) -> str:
         """Make a world of all ranks again if possible; return why it is not, empty if it is.
 
-        Parameters
-        ----------
-        generation
-            The generation of the process group that is formed next.
-        lost
-            The client's reason why there can be no world of all ranks; empty if there can.
-        revoked
-            Whether any rank has revoked the world.
+        ``generation`` is that of the process group that is formed next, ``lost`` the client's reason why there can be
+        no world of all ranks. ``revoked`` states whether any rank has revoked the world.
         """
         with self._turns:
             self._generation = generation
@@ -313,12 +294,8 @@ class MpiWorld:
 def join_starters() -> Any:
     """Return the communicator of this process and the living ranks that spawned it; None if it was not spawned.
 
-    Those ranks wait for this call, so make it before anything slow.
-
-    Raises
-    ------
-    RendezvousError
-        If the merge does not finish in time.
+    Those ranks wait for this call, so make it before anything slow. Raises ``RendezvousError`` if the merge does not
+    finish in time.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
@@ -342,25 +319,23 @@ def finalize(limit_s: float) -> None:
 def within(limit_s: float, call: Callable[[], Any]) -> Any:
     """Return the result of a call that may block forever.
 
-    Raises
-    ------
-    RendezvousError
-        If it takes longer than ``limit_s`` seconds; its thread is abandoned.
+    Raises ``RendezvousError`` if it takes longer than ``limit_s`` seconds; its thread is abandoned.
     """
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    future: Future[Any] = Future()
 
     def work() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except Exception as error:  # noqa: BLE001  (it is raised below)
-            errors.append(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=work, name="mpi", daemon=True)
     thread.start()
     thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
+    if not future.done():
         raise RendezvousError(f"not all ranks replied within {limit_s:g} s")
-    return results[0]
+    return future.result()
+
+
+def _call_of_main_thread() -> MpiCall | None:
+    return mpi_call(sys._current_frames().get(threading.main_thread().ident or 0))  # noqa: SLF001

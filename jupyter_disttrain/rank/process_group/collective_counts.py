@@ -13,6 +13,9 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
 from ...protocol.ranks import label_ranks
 
 if TYPE_CHECKING:
@@ -36,9 +39,6 @@ class Counts:
         self._hook()
 
     def _hook(self) -> None:
-        import torch.distributed as dist  # noqa: PLC0415
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         for name, peer in _BETWEEN_TWO.items():
             wrapped = self._wrap(getattr(c10d, name), peer)
             # Scripts and libraries use the function by either name; torch compares functions with both.
@@ -56,7 +56,8 @@ class Counts:
         def call(*args: Any, **options: Any) -> Any:
             if getattr(self._inside, "call", False):
                 return original(*args, **options)  # called by another wrapped function
-            group = _default_or(argument("group", args, options))
+            group = argument("group", args, options)
+            group = dist.group.WORLD if group is None else group
             before = _number(group)
             result = None
             was_cut_off = True
@@ -79,8 +80,6 @@ class Counts:
 
     def _note_message(self, group: Any, peer: str, other: int | None, at: int | None, result: Any) -> None:
         """Count a message to or from a rank, given as global rank ``other`` or as rank ``at`` within the group."""
-        import torch.distributed as dist  # noqa: PLC0415
-
         if not isinstance(group, dist.ProcessGroup):
             return  # this rank is not in the group, and the call had no effect
         if other is None and at is not None:
@@ -116,12 +115,6 @@ class Counts:
                 name = f"{record.name} of {label_ranks(record.ranks)}" if record.ranks else record.name
                 totals[name] = number - self._between_two.get(group, 0)
         return totals
-
-
-def _default_or(group: Any) -> Any:
-    import torch.distributed as dist  # noqa: PLC0415
-
-    return dist.group.WORLD if group is None else group
 
 
 def _number(group: Any) -> int | None:

@@ -16,6 +16,10 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+from torch._C._distributed_c10d import _unregister_all_process_groups
+from torch.distributed import distributed_c10d as c10d
+
 from ...protocol.time_limits import KEPT_SECONDS
 from .object_replacement import Protected
 
@@ -25,9 +29,6 @@ if TYPE_CHECKING:
 
 def keep_ended_groups() -> Callable[[], None]:
     """Patch ``destroy_process_group`` to keep destroyed groups for a while; return torch's own, for aborted groups."""
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
     original: Callable[..., None] = dist.destroy_process_group
 
     @functools.wraps(original)
@@ -49,9 +50,6 @@ def forget_half_ended_groups() -> None:
     torch then has no default group but still has its name registered, so that no new one can be made. The steps are the
     last ones of ``destroy_process_group``.
     """
-    from torch._C._distributed_c10d import _unregister_all_process_groups  # noqa: PLC0415
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
     world = c10d._world  # noqa: SLF001
     if c10d.is_initialized() or not (world.pg_map or world.pg_names):
         return

@@ -1,19 +1,28 @@
-"""Recognize errors of process groups and communicators.
+"""Define and recognize errors of process groups and communicators.
 
-Covers: the error of a rank that was released; whether an error comes from a group that is no longer usable.
+Covers: the errors of a rank that was released, and of a group that can't be made; whether an error comes from a group
+that is no longer usable.
 Does not cover: reporting it in the reply (``rank.kernel.cell_errors``), releasing ranks (``group``).
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import sys
 
 from ..kernel.error_chain import chain
 
+# Python calls its handler on the main thread before a GPU's groups are aborted; the signal is never sent to a process.
+RELEASE_SIGNAL = signal.SIGRTMAX - 5
+
 
 class ReleasedError(RuntimeError):
     """A rank waited for others that did not join it, and was released."""
+
+
+class RendezvousError(RuntimeError):
+    """The process group could not be made."""
 
 
 _OF_A_GROUP = re.compile(r"gloo/|Connection (was likely )?closed|Connection reset|Socket|NCCL|ProcessGroup|c10d")

@@ -11,6 +11,7 @@ lost its CUDA context.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,24 +19,22 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-
+_C10D = "torch._C._distributed_c10d"
+_OF_GLOO, _OF_NCCL = "_dump_fr_trace_json", "_dump_nccl_trace_json"  # its functions that dump the two records
 _reading = threading.Lock()  # held while NCCL's record is read
 
 
 def pending_collective() -> dict[str, Any] | None:
     """Return the oldest unfinished collective of Gloo; its caller need not wait for it, as with ``async_op=True``."""
-    return _oldest(_of_gloo(only_active=True))
+    return _oldest(_read(_OF_GLOO, only_active=True))
 
 
 def pending_on_device(limit_s: float = 0.0) -> dict[str, Any] | None:
     """Return the oldest unfinished collective of NCCL; its caller need not wait for it.
 
-    Parameters
-    ----------
-    limit_s
-        Return None after this many seconds; 0 waits for the driver without limit.
+    Returns None after ``limit_s`` seconds; 0 waits for the driver without limit.
     """
     return _oldest(_of_nccl(only_active=True, limit_s=limit_s))
 
@@ -46,7 +45,8 @@ def called(about: Collection[Sequence[Any]], since_ns: int) -> Iterator[dict[str
     Numbers start again with each process group, so ``since_ns`` is the time at which the current one was made.
     """
     asked = {tuple(each) for each in about}
-    for entry in (*_of_gloo(only_active=False), *_of_nccl(only_active=False, limit_s=FLIGHT_RECORDER_LIMIT_SECONDS)):
+    of_nccl = _of_nccl(only_active=False, limit_s=FLIGHT_RECORDER_LIMIT_SECONDS)
+    for entry in (*_read(_OF_GLOO, only_active=False), *of_nccl):
         if int(entry["time_created_ns"]) >= since_ns:
             summary = _summary(entry)
             if (summary["group"], summary["number"], summary["backend"]) in asked and not summary["is_p2p"]:
@@ -58,20 +58,15 @@ def _oldest(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     return _summary(min(pending, key=lambda each: int(each["time_created_ns"]))) if pending else None
 
 
-def _of_gloo(*, only_active: bool) -> list[dict[str, Any]]:
-    return _read(_dump_of("_dump_fr_trace_json"), only_active=only_active)
-
-
 def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
     """Return NCCL's entries; an empty list also if the device does not respond or its context is lost."""
-    dump = _dump_of("_dump_nccl_trace_json")
-    if dump is None or not _reading.acquire(timeout=limit_s or -1):
-        return []  # an earlier read still waits for the driver
+    if not hasattr(sys.modules.get(_C10D), _OF_NCCL) or not _reading.acquire(timeout=limit_s or -1):
+        return []  # this torch has none, or an earlier read still waits for the driver
     found: list[list[dict[str, Any]]] = []
 
     def read() -> None:
         try:
-            found.append(_read(dump, only_active=only_active))
+            found.append(_read(_OF_NCCL, only_active=only_active))
         except RuntimeError:
             found.append([])  # the CUDA context is lost, which the cell's own error reports
         finally:
@@ -90,18 +85,11 @@ def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
     return found[0] if found else []
 
 
-def _dump_of(name: str) -> Callable[..., str | bytes] | None:
-    """Return torch's function that dumps a record; None if this torch has none."""
-    from torch._C import _distributed_c10d  # noqa: PLC0415
-
-    return getattr(_distributed_c10d, name, None)
-
-
-def _read(dump: Callable[..., str | bytes] | None, *, only_active: bool) -> list[dict[str, Any]]:
-    if dump is None:
-        return []
-    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=only_active)).get("entries", [])
-    return entries
+def _read(dump: str, *, only_active: bool) -> list[dict[str, Any]]:
+    """Return the entries that a function of torch dumps; none if this torch lacks it."""
+    call: Any = getattr(sys.modules.get(_C10D), dump, None)
+    text = "{}" if call is None else call(includeCollectives=True, onlyActive=only_active)
+    return list(json.loads(text).get("entries", []))
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:

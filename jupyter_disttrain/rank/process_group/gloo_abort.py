@@ -29,16 +29,17 @@ import functools
 import os
 import platform
 import sys
-import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
+from ..interrupts.deferral import is_standard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from types import FrameType
 
 BUSIEST = 10.0  # limit of the processes per core, which scale SETTLED_SECONDS: on a busy host Gloo's threads run later
@@ -47,7 +48,6 @@ MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message;
 NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # number of the futex system call
 _OPERATION, _WAIT_BITSET = 0x7F, 9  # the futex operation without its flags; that of condition variables
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
 # Largest offset of a condition variable in an object, with room for other builds; beyond it lies another object.
 _REACH = {_BUFFER: 192, _PAIR: 576}
@@ -65,32 +65,23 @@ class Wait:
     address: int  # the object's
 
 
-def end_forgotten_waits() -> int:
-    """Raise an error in every thread that still waits in Gloo; call it after the connections were closed.
-
-    Returns
-    -------
-    int
-        Number of threads released; also 0 if this build of torch or of the C++ library lacks the symbols.
-    """
+def end_forgotten_waits() -> None:
+    """Raise an error in every thread that still waits in Gloo; call it after the connections were closed."""
     gloo = _gloo()
     if gloo is None:
-        return 0
+        return
     waits = _waits(gloo.vtables)
     deadline = time.monotonic() + SETTLED_SECONDS * _processes_per_core()
     while waits and time.monotonic() < deadline:
         time.sleep(GLOO_WAITS_POLL_SECONDS)  # threads in which Gloo itself raises are about to leave
         waits &= _waits(gloo.vtables)
-    ended = 0
     for wait in waits:
         error = gloo.make_error()
         # Check right before: a thread that woke up since the last check frees the object, which must not be used then.
         # The main thread needs the GIL to free it, and this thread holds the GIL from here on.
         if _is_in(wait, gloo.vtables):
             gloo.end(wait, error)
-            ended += 1
         gloo.forget(error)
-    return ended
 
 
 def _processes_per_core() -> float:
@@ -100,37 +91,26 @@ def _processes_per_core() -> float:
 
 def _is_in(wait: Wait, vtables: Mapping[str, int]) -> bool:
     """Whether the thread is in this wait now; a thread that was woken counts as running."""
-    task = Path(f"/proc/self/task/{wait.thread}")
-    sleep = _sleep_of(task)
-    is_around = sleep is not None and _object_around(sleep, vtables) == (wait.what, wait.address)
-    return is_around and _sleep_of(task) == sleep
+    before = _sleep_of(wait.thread)
+    return _wait_of(wait.thread, vtables) == wait and before == _sleep_of(wait.thread)
 
 
 def is_main_thread_waiting() -> bool:
     """Whether the main thread waits in Gloo, e.g. in the ``wait()`` of an ``irecv``, which has no Python frame."""
     gloo = _gloo()
-    if gloo is None:
-        return False
-    sleep = _sleep_of(Path(f"/proc/self/task/{os.getpid()}"))
-    return sleep is not None and _object_around(sleep, gloo.vtables) is not None
+    return gloo is not None and _wait_of(os.getpid(), gloo.vtables) is not None
 
 
 def may_wait_for_collective(frame: FrameType | None) -> bool:
     """Whether the main thread may wait for a collective in C code, as in the ``wait()`` of one that was called before.
 
     Then it sleeps in a condition variable without a time limit. With one it waits for the GIL. OpenMP uses no condition
-    variable, and Python's own locks are those of the standard library's functions. Where Linux does not allow reading
-    the system call, every thread counts as waiting.
-
-    Parameters
-    ----------
-    frame
-        The main thread's innermost frame.
+    variable, and Python's own locks are those of the standard library's functions, in which ``frame``, the main
+    thread's innermost one, then is. Where Linux does not allow reading the system call, every thread counts as waiting.
     """
-    file = "" if frame is None else frame.f_code.co_filename
-    if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:  # where libraries are installed
+    if frame is not None and is_standard(frame):
         return False
-    call = _system_call(Path(f"/proc/self/task/{os.getpid()}"))
+    call = _system_call(os.getpid())
     if not call:
         return True
     if call[0] != _FUTEX.get(platform.machine()):
@@ -140,74 +120,55 @@ def may_wait_for_collective(frame: FrameType | None) -> bool:
 
 
 def _waits(vtables: Mapping[str, int]) -> set[Wait]:
-    """Return the threads of this process that wait in Gloo."""
-    found = ((thread, _object_around(sleep, vtables)) for thread, sleep in _sleepers())
-    return {Wait(thread, *what) for thread, what in found if what is not None}
+    """Return the waits of this process's threads in Gloo."""
+    found = (_wait_of(int(task.name), vtables) for task in Path("/proc/self/task").iterdir())
+    return {wait for wait in found if wait is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class _Sleep:
-    """A thread that sleeps in a condition variable or lock."""
-
-    address: int  # of the condition variable or lock
-    stack: int  # the thread's stack pointer
-
-
-def _sleepers() -> Iterator[tuple[int, _Sleep]]:
-    """Yield the threads that sleep in a condition variable or lock."""
-    for task in Path("/proc/self/task").iterdir():
-        sleep = _sleep_of(task)
-        if sleep is not None:
-            yield int(task.name), sleep
-
-
-def _sleep_of(task: Path) -> _Sleep | None:
-    values = _system_call(task)
-    if not values or values[0] != _FUTEX.get(platform.machine()):
-        return None
-    return _Sleep(address=int(values[1], 16), stack=int(values[-2], 16))
-
-
-def _system_call(task: Path) -> list[str]:
+def _system_call(thread: int) -> list[str]:
     """Return the number of the system call that a thread sleeps in, its arguments, stack pointer and program counter.
 
-    The first field is no futex's number if the thread sleeps in none; the list is empty if the thread has ended or
-    Linux does not allow reading it.
+    The first field is no number if the thread sleeps in none; the list is empty if the thread has ended or Linux does
+    not allow reading it.
     """
     try:
-        return (task / "syscall").read_text().split()
+        return Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     except OSError:
         return []
 
 
-def _object_around(sleep: _Sleep, vtables: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return class and address of the Gloo object that a thread sleeps in, which begins with its vtable's address."""
-    address = sleep.address
+def _sleep_of(thread: int) -> tuple[int, int] | None:
+    """Return the address of the condition variable or lock that a thread sleeps in, and its stack pointer."""
+    values = _system_call(thread)
+    is_asleep = bool(values) and values[0] == _FUTEX.get(platform.machine())
+    return (int(values[1], 16), int(values[-2], 16)) if is_asleep else None
+
+
+def _wait_of(thread: int, vtables: Mapping[str, int]) -> Wait | None:
+    """Return the wait that a thread is in, whose object begins with its vtable's address; None if it is in none."""
+    sleep = _sleep_of(thread)
+    if sleep is None:
+        return None
+    address, stack_pointer = sleep
     start = (address - max(_REACH.values())) & ~7
     data = _memory(start, address - start)
-    if data is None:  # the mapping begins within these bytes
+    if not data:  # the mapping begins within these bytes
         start = max(start, address & -PAGE_BYTES)
-        data = _memory(start, address - start) or b""
+        data = _memory(start, address - start)
     places = {what: data.rfind(vtable.to_bytes(8, "little")) for what, vtable in vtables.items()}
     what, at = max(places.items(), key=lambda place: place[1])
-    if at < 0 or at % 8 or address - (start + at) > _REACH[what]:
-        return None
     begin = start + at
-    stack = memoryview(_memory(sleep.stack & -8, _STACK_BYTES) or b"").cast("Q")
-    return (what, begin) if any(begin <= each < address - _CONDITION_BYTES for each in stack) else None
+    if at < 0 or at % 8 or address - begin > _REACH[what]:
+        return None
+    stack = memoryview(_memory(stack_pointer & -8, _STACK_BYTES)).cast("Q")
+    return Wait(thread, what, begin) if any(begin <= each < address - _CONDITION_BYTES for each in stack) else None
 
 
-def _memory(start: int, size: int) -> bytes | None:
-    try:
-        memory = os.open("/proc/self/mem", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        return os.pread(memory, size, start)
-    except OSError:
-        return None
-    finally:
-        os.close(memory)
+def _memory(start: int, size: int) -> bytes:
+    """Return bytes of this process's memory; none if they are not mapped."""
+    with suppress(OSError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, start)
+    return b""
 
 
 class _String(ctypes.Structure):
@@ -239,9 +200,8 @@ class _Gloo:
         self._allocate = _function(cpp, "__cxa_allocate_exception", ctypes.c_void_p, ctypes.c_size_t)
         self._construct = _function(cpp, "_ZNSt13runtime_errorC1EPKc", None, ctypes.c_void_p, ctypes.c_char_p)
         self._prepare = _function(cpp, "__cxa_init_primary_exception", ctypes.c_void_p, *[ctypes.c_void_p] * 3)
-        self._copy = _function(
-            cpp, "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_", None, ctypes.c_void_p, ctypes.c_void_p
-        )
+        take = "_ZNSt15__exception_ptr13exception_ptrC1EPv"
+        self._take = _function(cpp, take, None, ctypes.c_void_p, ctypes.c_void_p)
         self._type = ctypes.addressof(ctypes.c_void_p.in_dll(cpp, "_ZTISt13runtime_error"))
         self._destructor = ctypes.cast(cpp["_ZNSt13runtime_errorD1Ev"], ctypes.c_void_p)
 
@@ -250,8 +210,8 @@ class _Gloo:
         error = self._allocate(16)  # sizeof(std::runtime_error)
         self._prepare(error, self._type, self._destructor)
         self._construct(error, MESSAGE)
-        pointer, counted = ctypes.c_void_p(error), ctypes.c_void_p()
-        self._copy(ctypes.byref(counted), ctypes.byref(pointer))
+        counted = ctypes.c_void_p()
+        self._take(ctypes.byref(counted), error)
         return counted
 
     def end(self, wait: Wait, error: ctypes.c_void_p) -> None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_FD, _FDINFO = Path("/proc/self/fd"), Path("/proc/self/fdinfo")
-_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,12 @@ class EventLoop:
 
 def epoll_descriptors() -> set[int]:
     """Return the epoll instances of this process."""
-    return {descriptor for descriptor, target in _descriptors() if target == "anon_inode:[eventpoll]"}
-
-
-def _descriptors() -> Iterator[tuple[int, str]]:
-    """Yield the open descriptors of this process, and their targets."""
-    for link in _FD.iterdir():
-        try:
-            yield int(link.name), str(link.readlink())
-        except OSError:
-            continue  # closed meanwhile
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if str(link.readlink()) == "anon_inode:[eventpoll]":
+                found.add(int(link.name))
+    return found
 
 
 def event_loops(descriptors: set[int]) -> list[EventLoop]:
@@ -57,29 +53,26 @@ def event_loops(descriptors: set[int]) -> list[EventLoop]:
     return loops
 
 
-def shut_down(loop: EventLoop) -> int:
-    """Shut down the connections of an event loop, so that waits for them fail; returns how many."""
+def shut_down(loop: EventLoop) -> None:
+    """Shut down the connections of an event loop, so that waits for them fail."""
     watched = dict(_watched(loop.descriptor))
-    if loop.listener not in watched.values():
-        return 0  # the loop has ended, and its descriptor may be something else
-    connected = [fd for fd, inode in watched.items() if _kind(fd, inode) == "connected"]
-    return sum(map(_shut_down, connected))
+    if loop.listener in watched.values():  # else the loop has ended, and its descriptor may be something else
+        for fd, inode in watched.items():
+            if _kind(fd, inode) == "connected":
+                _shut_down(fd)
 
 
-def shut_down_clients_of(port: int) -> int:
+def shut_down_clients_of(port: int) -> None:
     """Shut down this process's connections to a TCP store, so that waits for a key fail."""
-    inodes = _connections_to(port)
-    count = 0
-    for descriptor, target in _descriptors():
-        if target.startswith("socket:[") and int(target[8:-1]) in inodes:
-            count += _shut_down(descriptor)
-    return count
+    for each in psutil.Process().net_connections("tcp"):
+        if each.raddr and each.raddr.port == port:
+            _shut_down(each.fd)
 
 
 def _watched(descriptor: int) -> Iterator[tuple[int, int]]:
     """Yield descriptor and inode of what an epoll instance watches."""
     try:
-        text = (_FDINFO / str(descriptor)).read_text()
+        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
     except OSError:
         return
     for line in text.splitlines():
@@ -106,25 +99,6 @@ def _kind(descriptor: int, inode: int) -> str | None:
         return None  # closed meanwhile, or neither
 
 
-def _shut_down(descriptor: int) -> int:
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return 0  # it has ended already
-    return 1
-
-
-def _connections_to(port: int) -> set[int]:
-    """Return the inodes of the connections whose other end is ``port``."""
-    inodes = set()
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue  # no IPv6 here
-        for line in lines:
-            columns = line.split()
-            if int(columns[2].rpartition(":")[2], 16) == port and columns[3] == _ESTABLISHED:
-                inodes.add(int(columns[9]))
-    return inodes
+def _shut_down(descriptor: int) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:  # it may have ended already
+        sock.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,6 @@ import functools
 import gc
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,17 +20,23 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d as c10d
+
 from ...config.frameworks import TORCH_BACKENDS
 from ...protocol.time_limits import ABORT_SECONDS
 from ..output.streams import flush_all
 from .collective_counts import Counts
 from .destroyed import forget_half_ended_groups, keep_ended_groups
+from .errors import RELEASE_SIGNAL, RendezvousError
 from .gloo_abort import end_forgotten_waits
 from .gloo_sockets import shut_down_clients_of
 from .model_rebuild import rearm_models, remember_models, reset_sharded_models
 from .object_replacement import replace_everywhere
-from .store import RendezvousError, connect, serve_store, serves_itself
-from .subgroups import Groups
+from .store import check_backend, connect, serve_store, serves_itself
+from .subgroups import Groups, leave_defaults_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,10 +44,6 @@ if TYPE_CHECKING:
     from ...protocol.ranks import RankInfo
     from ..cell_started import CellStarted
     from .subgroups import GroupRecord
-
-
-# Python calls its handler on the main thread before a GPU's groups are aborted; the signal is never sent to a process.
-RELEASE_SIGNAL = signal.SIGRTMAX - 5
 
 
 class Group:
@@ -73,20 +74,17 @@ class Group:
         self._hidden: Any = None  # the session's group, while a program runs that has made none
         self._init = self._wrap_init()
         remember_models()
+        leave_defaults_open()
 
     def open_store(self, address: str, port: int, generation: int) -> int:
-        """Open a store on rank 0 and return its port; port 0 lets the kernel choose, which avoids a race.
-
-        The socket is made here because the store by itself would listen on every interface. ``generation`` is that of
-        the group to be formed.
-        """
+        """Open a store on rank 0 for the group of this generation; return its port, which the kernel chooses for 0."""
         self._enter(generation)
         self._store = self.make_store(address, port)
         self._port = self._store.port
         return self._port
 
     def make_store(self, address: str, port: int = 0) -> Any:
-        """Return a new store that this process serves; raises ``RendezvousError`` if it can't listen there."""
+        """Return a new store that this process serves; see ``store.serve_store``."""
         return serve_store(address, port, self.info.world_size, self._timeout)
 
     def form(self, address: str, port: int, generation: int) -> list[str]:
@@ -96,10 +94,6 @@ class Group:
         ``generation`` counts the groups of this session and is the same on all ranks. Returns what could not be
         rebuilt: the lines that made it, or a description.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         self._enter(generation)
         if self._abort is not None:
             self._abort.join()  # it ends within ABORT_SECONDS, or the process does
@@ -140,8 +134,6 @@ class Group:
 
     def _destroy_all(self) -> None:
         """Destroy all groups; one that was aborted may fail to shut down and is then dropped."""
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         try:
             self._destroy()
         except RuntimeError as error:
@@ -159,8 +151,6 @@ class Group:
             self.generation = generation
 
     def _join(self, store: Any) -> None:
-        import torch.distributed as dist  # noqa: PLC0415
-
         self.since_ns = time.time_ns()
         # No device_id: with it every later group is split off this one, which takes calls of all ranks at once, and
         # sends and receives share one communicator.
@@ -174,9 +164,6 @@ class Group:
         self._ours = dist.group.WORLD
 
     def _prove(self) -> None:
-        import torch  # noqa: PLC0415
-        import torch.distributed as dist  # noqa: PLC0415
-
         info = self.info
         expected = info.world_size * (info.world_size - 1) / 2
         for device in dict.fromkeys([info.device, "cpu"] if ":" in str(dist.get_backend()) else [info.device]):
@@ -193,9 +180,6 @@ class Group:
 
     def _remake(self, old: Mapping[str, GroupRecord], store: Any, count: int, pairs: dict[Any, Any]) -> list[str]:
         """Rebuild the subgroups that all their members still have; returns the lines that made the others."""
-        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         own = {name: list(record.ranks) for name, record in old.items()}
         exchange = PrefixStore("groups", store)
         exchange.set(str(self.info.rank), json.dumps({"groups": own, "count": count}))
@@ -278,8 +262,6 @@ class Group:
 
         Ranks that are in one group have the same tag.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-
         if self.broken:
             return "broken"
         if not dist.is_initialized():
@@ -305,11 +287,6 @@ class Group:
         The session's group is replaced with the script's. Over ``env://`` the script's ranks use the session's
         store under keys that no earlier cell has used; under torchrun they would find a fresh store.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
-
-        from ...features.scripts.script_compat import check_backend  # noqa: PLC0415  (it imports this)
-
         original: Callable[..., None] = dist.init_process_group
 
         @functools.wraps(original)
@@ -350,8 +327,6 @@ class Group:
 
         References to the session's group and its subgroups are replaced as soon as the next ones are formed.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-
         ours, self._ours = self._ours, None
         world = dist.group.WORLD
         if world is not None and world is ours:
@@ -365,8 +340,6 @@ class Group:
 
         A group that the program makes is destroyed at its end.
         """
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         failed = True
         self._hidden, c10d.GroupMember.WORLD = c10d.GroupMember.WORLD, None
         try:
@@ -379,8 +352,6 @@ class Group:
                 self._show_hidden()
 
     def _show_hidden(self) -> None:
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         if self._hidden is not None:
             c10d.GroupMember.WORLD, self._hidden = self._hidden, None
 
@@ -389,8 +360,6 @@ class Group:
 
         ``failed``: other ranks may still be in it, and a collective may have been started.
         """
-        import torch.distributed as dist  # noqa: PLC0415
-
         if dist.group.WORLD is None or dist.group.WORLD is self._ours:
             return
         if failed:

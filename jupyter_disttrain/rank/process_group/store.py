@@ -1,6 +1,7 @@
 """Serve the store through which ranks find each other, and connect to it.
 
-Covers: listening on one address only, a server that dies meanwhile, code that names an address for its own store.
+Covers: listening on one address only, a server that dies meanwhile, code that names an address for its own store or
+a backend that can't work.
 Does not cover: what ranks do with it (``group``).
 """
 
@@ -14,27 +15,25 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch._C._distributed_c10d import TCPStore
+
+from .errors import RendezvousError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ...protocol.ranks import RankInfo
 
 AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
 CONNECT_TIME = timedelta(seconds=2)  # timeout of one attempt to reach the store
 
 
-class RendezvousError(RuntimeError):
-    """The process group could not be made."""
-
-
 def serve_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
     """Return a new store that this process serves; port 0 lets the kernel choose one.
 
-    Raises
-    ------
-    RendezvousError
-        If it can't listen there.
+    The socket is made here because the store by itself would listen on every interface. Raises ``RendezvousError`` if
+    it can't listen there.
     """
-    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
     try:
         family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(where[:2], family=family, backlog=2048)
@@ -59,8 +58,6 @@ def connect(address: str, port: int, world_size: int, timeout: timedelta, check:
 
     ``check`` raises once the death is known.
     """
-    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
     until = time.monotonic() + timeout.total_seconds()
     while True:
         check()
@@ -83,3 +80,28 @@ def serves_itself(init_method: str | None) -> Iterator[None]:
     finally:
         if served is not None:
             os.environ[AGENT_SERVES] = served
+
+
+def check_backend(backend: str | None, info: RankInfo, store: Any) -> None:
+    """Refuse a backend that can't work before any rank waits for it; None lets torch choose.
+
+    Raises ``RendezvousError`` if it needs GPUs and there are none, or if rank 0 has set another in ``store``.
+    """
+    wanted = (backend or "").lower()
+    if "nccl" in wanted and not info.device.startswith("cuda"):
+        raise RendezvousError(
+            f"the backend {backend!r} needs a GPU, and rank {info.rank} on {info.host} has none; "
+            "use init_process_group('gloo'), or leave the backend out"
+        )
+    if info.rank == 0:
+        store.set("backend", wanted)
+        return
+    first = store.get("backend").decode()
+    if first != wanted:
+        raise RendezvousError(
+            f"rank {info.rank} requests {_named(wanted)} and rank 0 {_named(first)}; use the same backend on all ranks"
+        )
+
+
+def _named(backend: str) -> str:
+    return f"the backend {backend!r}" if backend else "the one that torch chooses"

@@ -17,6 +17,10 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
+
 from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
 from ..output.user_code import is_own
@@ -60,8 +64,6 @@ def leave_defaults_open() -> None:
 
 
 def _open_defaults(module: Any) -> None:
-    from torch.distributed import ProcessGroup  # noqa: PLC0415
-
     for function in vars(module).values():
         if isinstance(function, types.FunctionType) and function.__defaults__:
             defaults = (None if isinstance(each, ProcessGroup) else each for each in function.__defaults__)
@@ -77,8 +79,6 @@ class Groups:
         self._hook()
 
     def _hook(self) -> None:
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         # init_process_group and new_group call this function, and so does DeviceMesh unless it splits a group.
         original: Callable[..., Any] = c10d._new_process_group_helper  # noqa: SLF001
 
@@ -115,8 +115,6 @@ class Groups:
 
         Other threads read this while the main thread makes groups, so it changes no record.
         """
-        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
         names: dict[Any, str] = dict(c10d._world.pg_names)  # noqa: SLF001  (dict() copies in one step)
         known = dict(self._records)
         live = {name: each for name, each in known.items() if names.get(each.held()) == name}
@@ -155,25 +153,19 @@ class Groups:
             abort.join(max(0.0, deadline - time.monotonic()))
         return [name for name, abort in aborts.items() if abort.is_alive()]
 
-    def release(self) -> int:
+    def release(self) -> None:
         """Shut down every group's connections, so that a thread that waits in a collective on the CPU gets an error.
 
-        Called on the control thread while the main thread waits. Includes a group that is being made. Returns the
-        number of connections that were shut down.
+        Called on the control thread while the main thread waits. Includes a group that is being made.
         """
-        ended = 0
-        for record in self.live.values():
-            ended += sum(map(shut_down, record.loops))
         before = self._before
-        if before is not None:
-            ended += sum(map(shut_down, event_loops(epoll_descriptors() - before)))
-        return ended
+        being_made = [] if before is None else event_loops(epoll_descriptors() - before)
+        for loop in (*(loop for record in self.live.values() for loop in record.loops), *being_made):
+            shut_down(loop)
 
 
 def _record_of(pg: Any, name: str) -> GroupRecord:
     """Describe a group that was split from another, as DeviceMesh does with NCCL; it has no event loop of its own."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
     backend = c10d._world.pg_map[pg][0]  # noqa: SLF001
     return GroupRecord(
         name=name,
@@ -198,8 +190,6 @@ def _devices_of(pg: Any) -> list[Any]:
 
 def _abort_devices(pg: Any) -> None:
     """Abort NCCL communicators; Gloo's own abort has no effect while a thread waits in it."""
-    import torch  # noqa: PLC0415
-
     for device in _devices_of(pg):
         try:
             pg._get_backend(torch.device(device.type)).abort()  # noqa: SLF001

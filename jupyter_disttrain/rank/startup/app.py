@@ -66,8 +66,8 @@ from ..nanny.ipc import IDENTITY, RankEnd, ReservedDescriptors, Wire
 from ..output.escapes import escaping
 from ..output.iopub import Publisher
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
+from ..process_group.errors import RendezvousError
 from ..process_group.object_replacement import note_frozen
-from ..process_group.store import RendezvousError
 from ..rank_exit import RankExit
 from .announce import Hellos
 from .connection import Connection

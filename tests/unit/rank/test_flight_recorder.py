@@ -1,26 +1,29 @@
-"""Read torch's flight recorder on a rank; tell a wait for what it lists from other code that runs meanwhile."""
+"""Waits for collectives: read from torch's flight recorder, distinguished from other code, and ended in Gloo."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import platform
 import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import pytest
 import torch
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroupGloo
 
+from jupyter_disttrain.rank.process_group import gloo_abort
 from jupyter_disttrain.rank.process_group.flight_recorder import pending_on_device
 from jupyter_disttrain.rank.process_group.gloo_abort import may_wait_for_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 SAMPLES = 50
 
@@ -101,3 +104,64 @@ def test_only_the_wait_for_an_async_collective_counts_as_one() -> None:
     other.start()
     work.wait()
     other.join()
+
+
+def test_wait_that_gloo_does_not_end_is_ended_with_an_error() -> None:
+    first, _second = formed()
+    errors: list[str] = []
+
+    def receive() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            first.recv([torch.ones(1)], 1, 0).wait()
+        errors.append(str(caught.value))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    gloo = gloo_abort._gloo()
+    assert gloo is not None
+    while not gloo_abort._waits(gloo.vtables):
+        time.sleep(0.001)
+    gloo_abort.end_forgotten_waits()
+    thread.join()
+    assert errors == [gloo_abort.MESSAGE.decode()]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[gloo_abort.Wait]:
+    """The waits in which an error is raised, which would use their object."""
+    ended: list[gloo_abort.Wait] = []
+    monkeypatch.setattr(gloo_abort._Gloo, "end", lambda _gloo, wait, _error: ended.append(wait))
+    return ended
+
+
+def test_thread_that_left_gloo_since_the_last_sample_is_not_touched(
+    ended: list[gloo_abort.Wait], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer is freed by then."""
+    leaves = threading.Event()
+    thread = threading.Thread(target=leaves.wait)
+    thread.start()
+    assert thread.native_id is not None
+    wait = gloo_abort.Wait(thread.native_id, gloo_abort._BUFFER, 4096)
+    monkeypatch.setattr(gloo_abort, "_waits", lambda _vtables: {wait})  # as if it slept in a buffer at each look
+    gloo_abort.end_forgotten_waits()
+    leaves.set()
+    thread.join()
+    assert ended == []
+
+
+def test_thread_that_sleeps_in_memory_freed_by_gloo_is_not_touched(ended: list[gloo_abort.Wait]) -> None:
+    """The address of the freed buffer's condition variable now belongs to something else."""
+    gloo = gloo_abort._gloo()
+    assert gloo is not None
+    call, number = ctypes.CDLL(None).syscall, int(gloo_abort._FUTEX[platform.machine()])
+    freed = (ctypes.c_uint64 * 32)(gloo.vtables[gloo_abort._BUFFER])
+    word = ctypes.c_void_p(ctypes.addressof(freed) + 120)
+    thread = threading.Thread(target=call, args=(number, word, 0, 0, None))
+    thread.start()
+    while f"{word.value:#x}" not in Path(f"/proc/self/task/{thread.native_id}/syscall").read_text():
+        pass
+    gloo_abort.end_forgotten_waits()
+    call(number, word, 1, 1)
+    thread.join()
+    assert ended == []

@@ -16,8 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 from jupyter_disttrain.protocol.requests import Form
 from jupyter_disttrain.rank.kernel.requests import RequestHandler
 from jupyter_disttrain.rank.process_group import gloo_sockets
+from jupyter_disttrain.rank.process_group.errors import RendezvousError
 from jupyter_disttrain.rank.process_group.group import Group
-from jupyter_disttrain.rank.process_group.store import RendezvousError
 from jupyter_disttrain.rank.process_group.subgroups import GroupRecord, Groups
 
 from ..records import rank_info

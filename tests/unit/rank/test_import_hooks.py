@@ -1,11 +1,17 @@
-"""Import hooks that patch modules at import."""
+"""Modules that are patched at import."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.file_baton import FileBaton
+
+from jupyter_disttrain.rank.libraries import extension_builds
 from jupyter_disttrain.rank.libraries.import_hooks import on_import
 
 if TYPE_CHECKING:
@@ -30,3 +36,21 @@ def test_import_hook_of_the_old_protocol_is_skipped(tmp_path: Path, monkeypatch:
     module = importlib.import_module("watched_module")
     assert (seen, module.value) == ([module], 1)
     del sys.modules["watched_module"]
+
+
+def test_lock_of_a_build_ends_with_its_process_unless_it_is_of_another_program(tmp_path: Path) -> None:
+    module: Any = SimpleNamespace(FileBaton=type("Baton", (FileBaton,), {}))
+    extension_builds._watch(module)
+    first, second = (module.FileBaton(str(tmp_path / "lock"), wait_seconds=0.01) for _ in range(2))
+    assert (first.try_acquire(), second.try_acquire()) == (True, False)
+    waiter = threading.Thread(target=second.wait)
+    waiter.start()
+    first.release()
+    waiter.join()
+    assert second.try_acquire()
+    os.close(second.fd)  # as at the end of the process
+    extension_builds._held.clear()
+    assert first.try_acquire()
+    first.release()
+    (tmp_path / "lock").touch()
+    assert not first.try_acquire()

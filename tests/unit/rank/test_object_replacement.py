@@ -63,47 +63,28 @@ def in_slot(thing: Any) -> tuple[Any, Callable[[], Any]]:
     return holder, lambda: holder.thing  # type: ignore[attr-defined]
 
 
-def in_partial(thing: Any) -> tuple[Any, Callable[[], Any]]:
-    holder = functools.partial(dict, [], group=thing)
-    return holder, lambda: holder()["group"]
-
-
-def in_arguments_of_partial(thing: Any) -> tuple[Any, Callable[[], Any]]:
-    holder = functools.partial(max, thing, key=id)
-    return holder, lambda: holder.args[0]
-
-
-def in_method(thing: Any) -> tuple[Any, Callable[[], Any]]:
-    holder = [types.MethodType(lambda self: self, thing)]
-    return holder, lambda: holder[0].__self__
-
-
-def in_set(thing: Any) -> tuple[Any, Callable[[], Any]]:
-    holder = {thing}
-    return holder, lambda: next(iter(holder))
-
-
-def in_frozenset(thing: Any) -> tuple[Any, Callable[[], Any]]:
-    holder = [frozenset([thing])]
-    return holder, lambda: next(iter(holder[0]))
-
-
 HOLDERS: dict[str, Callable[[Any], tuple[Any, Callable[[], Any]]]] = {
     "default": in_default,
     "keyword default": in_keyword_default,
     "closure": in_closure,
     "class": in_class,
     "slot": in_slot,
-    "partial": in_partial,
-    "arguments of a partial": in_arguments_of_partial,
-    "set": in_set,
-    "frozenset": in_frozenset,
+    "partial": lambda thing: ((holder := functools.partial(print, end=thing)), lambda: holder.keywords["end"]),
+    "arguments of a partial": lambda thing: (
+        (holder := functools.partial(max, thing, key=id)),
+        lambda: holder.args[0],
+    ),
+    "set": lambda thing: ((holder := {thing}), lambda: next(iter(holder))),
+    "frozenset": lambda thing: ((holder := [frozenset([thing])]), lambda: next(iter(holder[0]))),
     "dict": lambda thing: ((holder := {"a": thing}), lambda: holder["a"]),
     "list": lambda thing: ((holder := [1, thing]), lambda: holder[1]),
     "deque": lambda thing: ((holder := deque([thing])), lambda: holder[0]),
     "tuple": lambda thing: ((holder := [(1, (thing, "plain"))]), lambda: holder[0][1][0]),
     "named tuple": lambda thing: ((holder := {"a": Pair(1, thing)}), lambda: holder["a"].right),
-    "bound method": in_method,
+    "bound method": lambda thing: (
+        (holder := [types.MethodType(lambda self: self, thing)]),
+        lambda: holder[0].__self__,
+    ),
     "plain dict in a tuple": lambda thing: ((holder := [({"a": thing},)]), lambda: holder[0][0]["a"]),
 }
 

@@ -174,7 +174,7 @@ class Sampler:
         return 0 < ran_ns < before + STANDS_NS  # 0: the system does not count
 
     def _mpi_call(self, frame: FrameType | None) -> str:
-        """Return the MPI call that the main thread was in already at the last sample: reading bytecode is slow."""
+        """Return the MPI call that the main thread was in already at the last sample: parsing is slow."""
         place = None if frame is None else (id(frame.f_code), frame.f_lasti)
         if place != self._place:
             self._place, self._in_mpi = place, "?"

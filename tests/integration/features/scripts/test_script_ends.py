@@ -137,29 +137,68 @@ faulthandler.dump_traceback_later(5, exit=True)
 """
 
 
-def test_process_state_changed_by_a_script_is_restored(cluster: Cluster, folder: Path) -> None:
-    script = write(folder, "mess.py", MESS)
-    probe = (
-        "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
-        "(print is builtins.print, hasattr(builtins, 'mess'), multiprocessing.get_start_method(allow_none=True), "
-        "random.getstate()[1][:3], np.random.get_state()[1][:3].tolist(), torch.initial_seed(), gc.isenabled(), "
-        "threading.excepthook is None, repr(torch.tensor(0.123456)), repr(np.float64(1) / np.ones(1) / 3), "
-        "torch.is_autocast_enabled('cpu'), torch.get_deterministic_debug_mode(), "
-        "torch.backends.cuda.matmul.fp32_precision).__repr__()"
-    )
+MESS_PROBE = (
+    "import builtins, gc, multiprocessing, random, threading; import numpy as np\n"
+    "(print is builtins.print, hasattr(builtins, 'mess'), multiprocessing.get_start_method(allow_none=True), "
+    "random.getstate()[1][:3], np.random.get_state()[1][:3].tolist(), torch.initial_seed(), gc.isenabled(), "
+    "threading.excepthook is None, repr(torch.tensor(0.123456)), repr(np.float64(1) / np.ones(1) / 3), "
+    "torch.is_autocast_enabled('cpu'), torch.get_deterministic_debug_mode(), "
+    "torch.backends.cuda.matmul.fp32_precision).__repr__()"
+)
+SWITCHES = """
+import decimal, faulthandler, multiprocessing, resource, sys, tempfile
+import numpy as np, torch
+print(torch.get_float32_matmul_precision(), torch.get_autocast_dtype("cpu"), np.geterr()["divide"])
+torch.set_float32_matmul_precision("medium"); torch.set_autocast_dtype("cpu", torch.float16)
+torch.backends.mkldnn.enabled = False
+torch.multiprocessing.set_sharing_strategy("file_system")
+np.seterr(all="raise")
+tempfile.tempdir = "."; decimal.getcontext().prec = 3; sys.setswitchinterval(0.1); sys.set_int_max_str_digits(700)
+faulthandler.disable()
+resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+"""
+SWITCHES_PROBE = (
+    "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
+    "repr((torch.get_float32_matmul_precision(), torch.get_autocast_dtype('cpu'), torch.backends.mkldnn.enabled, "
+    "torch.backends.mkldnn.matmul.fp32_precision, torch.multiprocessing.get_sharing_strategy(), np.geterr(), "
+    "tempfile.tempdir, decimal.getcontext().prec, sys.getswitchinterval(), sys.get_int_max_str_digits(), "
+    "faulthandler.is_enabled(), resource.getrlimit(resource.RLIMIT_NOFILE)))"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "probe", "begins", "setting", "default"),
+    [
+        (MESS, MESS_PROBE, "begins None True False", "torch.backends.cuda.matmul.fp32_precision = 'tf32'", "ieee"),
+        (
+            SWITCHES,
+            SWITCHES_PROBE,
+            "highest torch.bfloat16 warn",
+            "torch.set_float32_matmul_precision('high')",
+            "highest",
+        ),
+    ],
+    ids=["mess", "switches"],
+)
+def test_process_state_changed_by_a_script_is_restored(
+    cluster: Cluster, folder: Path, code: str, probe: str, begins: str, setting: str, default: str
+) -> None:
+    script = write(folder, "mess.py", code)
     cluster.run("import random; import numpy as np; random.seed(5); np.random.seed(6); torch.manual_seed(7)")
     before = cluster.run(probe).results
     for _ in range(2):
-        assert lines_of(cluster.scripts.run(script))[0] == ["begins None True False"]
+        assert lines_of(cluster.scripts.run(script))[0] == [begins]
         assert cluster.run(probe).results == before
-    cluster.run("import time; time.sleep(5.2)")  # neither alarm fires
-    assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
-    cluster.run("torch.backends.cuda.matmul.fp32_precision = 'tf32'")
+    cluster.run(setting)
     try:
-        cluster.scripts.run(script)
-        assert cluster.run("torch.backends.cuda.matmul.fp32_precision").results == {0: "tf32", 1: "tf32"}
+        changed = cluster.run(probe).results
+        assert changed != before
+        assert lines_of(cluster.scripts.run(script))[0] == [begins]
+        assert cluster.run(probe).results == changed
     finally:
-        cluster.run("torch.backends.cuda.matmul.fp32_precision = 'ieee'")
+        cluster.run(setting.replace("tf32", default).replace("'high'", f"'{default}'"))
+    cluster.run(f"import time; time.sleep({5.2 if 'alarm' in code else 0})")  # neither alarm fires
+    assert cluster.run("print('heard')").stdout == {0: "heard\n", 1: "heard\n"}
 
 
 def test_logging_is_reset_and_libraries_keep_their_loggers(cluster: Cluster, folder: Path) -> None:
@@ -202,41 +241,6 @@ def test_script_starts_without_a_group(cluster: Cluster, folder: Path, how: str)
     assert cluster.scripts.run(script, ranks=0, how=how).stdout == {0: "False\n"}
     assert cluster.run("kept is dist.group.WORLD").results == {0: True, 1: True}
     assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
-
-
-SWITCHES = """
-import decimal, faulthandler, multiprocessing, resource, sys, tempfile
-import numpy as np, torch
-print(torch.get_float32_matmul_precision(), torch.get_autocast_dtype("cpu"), np.geterr()["divide"])
-torch.set_float32_matmul_precision("medium"); torch.set_autocast_dtype("cpu", torch.float16)
-torch.backends.mkldnn.enabled = False
-torch.multiprocessing.set_sharing_strategy("file_system")
-np.seterr(all="raise")
-tempfile.tempdir = "."; decimal.getcontext().prec = 3; sys.setswitchinterval(0.1); sys.set_int_max_str_digits(700)
-faulthandler.disable()
-resource.setrlimit(resource.RLIMIT_NOFILE, (700, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-"""
-
-
-def test_flags_of_all_kinds_are_restored(cluster: Cluster, folder: Path) -> None:
-    script = write(folder, "switches.py", SWITCHES)
-    probe = (
-        "import decimal, faulthandler, resource, sys, tempfile; import numpy as np\n"
-        "repr((torch.get_float32_matmul_precision(), torch.get_autocast_dtype('cpu'), torch.backends.mkldnn.enabled, "
-        "torch.backends.mkldnn.matmul.fp32_precision, torch.multiprocessing.get_sharing_strategy(), np.geterr(), "
-        "tempfile.tempdir, decimal.getcontext().prec, sys.getswitchinterval(), sys.get_int_max_str_digits(), "
-        "faulthandler.is_enabled(), resource.getrlimit(resource.RLIMIT_NOFILE)))"
-    )
-    before = cluster.run(probe).results
-    for _ in range(2):
-        assert lines_of(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
-        assert cluster.run(probe).results == before
-    cluster.run("torch.set_float32_matmul_precision('high')")
-    try:
-        assert lines_of(cluster.scripts.run(script))[0] == ["highest torch.bfloat16 warn"]
-        assert cluster.run("torch.get_float32_matmul_precision()").results[0] == "high"
-    finally:
-        cluster.run("torch.set_float32_matmul_precision('highest')")
 
 
 def test_fork_server_serves_one_run(cluster: Cluster, folder: Path) -> None:
