@@ -22,7 +22,7 @@ from ..client.startup.launch import Launch
 from ..client.transport.link import FIGURES
 from ..errors import UsageError
 from ..features.telemetry.client import Telemetry
-from ..features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
+from ..features.telemetry.snapshot import snapshot
 from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath
 from ..protocol.requests import Publish
 from ..protocol.states import RankActivity, RankState
@@ -39,13 +39,7 @@ WHAT = ("interrupt", "reset", "stop")
 
 
 class LiveCluster:
-    """Follow one cluster until it ends.
-
-    Parameters
-    ----------
-    file
-        The cluster's file.
-    """
+    """Follow one cluster until it ends."""
 
     def __init__(self, file: ClusterFile) -> None:
         self.file = file
@@ -150,8 +144,6 @@ class LiveCluster:
         file = self.file
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
-        known = {info.rank: self._known(info.rank, figures) for info in infos}
-        running = {rank for rank, state in known.items() if state is RankState.RUNNING}
         return {
             "id": file.cluster_id,
             "name": file.name,
@@ -164,33 +156,16 @@ class LiveCluster:
             "job_file": file.config["job_file"],
             "logs": file.run,
             "sample_s": file.config["sample_s"],
-            "ranks": rank_snapshots(self.telemetry, infos, known),
-            "nodes": [node.to_content() for node in self.telemetry.nodes],
-            "remarks": self.telemetry.remarks.of_running(running),
             "hang": explain_figures({rank: each.vitals for rank, each in figures.items()}, file.config["hang_after_s"]),
+            **snapshot(self.telemetry, [(info, self._known(info.rank, figures)) for info in infos]),
         }
 
     def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> RankState:
         if rank in self._dead:
             return RankState.DEAD
         if rank not in figures:
-            return (
-                RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE
-            )  # without figures, assume idle
+            return RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE  # unknown without samples
         return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
-
-    def packet(self, mark: int) -> tuple[int, dict[str, Any], bytes]:
-        """Return the metrics since a mark; see ``metrics_packet``."""
-        return metrics_packet(self.telemetry.metrics, mark)
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether any metric was logged."""
-        return self.telemetry.has_metrics
-
-    def devices(self, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
-        """Return the figures since a time; see ``device_history``."""
-        return device_history(self.telemetry, since_s)
 
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
         """Return the end of the given ranks' logs, None meaning all; see ``client.registry.log_ends``.
@@ -201,9 +176,7 @@ class LiveCluster:
             If there is no such rank, or its log is on another machine.
         """
         chosen = range(len(self._launch.table)) if ranks is None else ranks
-        for rank in chosen:
-            self.log_path(rank)
-        return log_ends(self._launch.folders.rank_log, chosen)
+        return log_ends(self.log_path, chosen)
 
     def log_path(self, rank: int) -> Path:
         """Return the path of a rank's log.

@@ -8,24 +8,21 @@ Columns are numpy arrays: a million values take 37 MB, and a reader copies only 
 
 from __future__ import annotations
 
+import csv
 import threading
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .metrics_files import Metric, read_run, write_csv, write_tensorboard
+from .metrics_files import Metric, read_run, write_tensorboard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     import pandas as pd
 
     from ...protocol.metric_blocks import Samples
-    from .metrics_files import Sample
 
-MOST_SETS = 1000  # sets of names logged together whose numbers are cached
 ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
@@ -80,9 +77,7 @@ class MetricsTable:
         self._count = 0  # rows in use
         self._gone = 0  # rows dropped so far
         self._names: dict[str, int] = {}
-        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # cache: the numbers of names logged together
         self._read_until: dict[int, float] = {}  # by rank, the time up to which its file was read
-        self.dropped = 0  # samples that a rank could not send fast enough
 
     def __len__(self) -> int:
         """Return the number of values kept."""
@@ -101,61 +96,32 @@ class MetricsTable:
     def add(self, rank: int, samples: Samples) -> None:
         """Add a rank's message."""
         with self._lock:
-            until = self._read_until.get(rank)
+            until = self._read_until.get(rank, -np.inf)
             for block in samples.blocks:
-                matrix = block.matrix
-                if until is not None:
-                    matrix = matrix[matrix[:, 0] > until]
-                self._add_matrix(rank, samples.cell, block.names, matrix)
-            self.dropped += samples.dropped
+                matrix = block.matrix[-(ROWS // 2 // max(1, len(block.names))) :]
+                self._add(rank, samples.cell, block.names, matrix[matrix[:, 0] > until])
 
-    def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
+    def _add(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
         """Add samples with the same names, (samples, 2 + names): see ``metric_blocks.Block``."""
-        numbers = self._numbers_of.get(names)
-        if numbers is None:
-            if len(self._numbers_of) >= MOST_SETS:
-                self._numbers_of.clear()  # each step has names of its own, so caching is useless
-            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
-            self._numbers_of[names] = numbers
         values = matrix[:, 2:]
         self._make_room(values.size)
         rows = self._rows[self._count : self._count + values.size].reshape(values.shape)
-        steps = matrix[:, 1]
-        is_known = ~np.isnan(steps)
+        steps = matrix[:, 1:2]
         rows["time_s"] = matrix[:, :1]
         rows["cell"] = NO_CELL if cell is None else cell
-        rows["step"] = np.where(is_known, np.where(is_known, steps, 0).astype("i8"), NO_STEP)[:, None]
-        rows["name"] = numbers
+        rows["step"] = np.where(np.isnan(steps), NO_STEP, np.nan_to_num(steps).astype("i8"))
+        rows["name"] = [self._names.setdefault(name, len(self._names)) for name in names]
         rows["rank"] = rank
         rows["value"] = values
         self._count += values.size
 
     def read(self, run: Path) -> None:
         """Fill a new table with what the ranks of a run have logged before this process subscribed."""
+        until = {}
         for rank, samples in read_run(run):
-            self.extend(rank, samples)
-            if samples:
-                self._read_until[rank] = samples[-1][0]
-
-    def extend(self, rank: int, samples: Iterable[Sample]) -> None:
-        """Add samples of a rank that were read from its file."""
-        with self._lock:
-            # JSON has no NaN or infinity, so the file has them as text.
-            new = [
-                (
-                    time_s,
-                    NO_CELL if cell is None else cell,
-                    NO_STEP if step is None else step,
-                    self._names.setdefault(name, len(self._names)),
-                    rank,
-                    float(value),
-                )
-                for time_s, cell, step, values in samples
-                for name, value in values.items()
-            ][-ROWS:]
-            self._make_room(len(new))
-            self._rows[self._count : self._count + len(new)] = new
-            self._count += len(new)
+            self.add(rank, samples)
+            until[rank] = float(samples.blocks[-1].matrix[-1, 0])
+        self._read_until = until
 
     def _make_room(self, count: int) -> None:
         if self._count + count > ROWS:
@@ -181,6 +147,16 @@ class MetricsTable:
             start = max(0, mark - self._gone)
             return self._gone + self._count, self._rows[start : self._count].copy()
 
+    def last_number_before(self, row: np.void) -> np.void | None:
+        """Return the last row of a rank's metric in the same cell whose value is not NaN, before ``row``."""
+        with self._lock:
+            rows = self._rows[: self._count]
+            is_before = (rows["time_s"] <= row["time_s"]) & ~np.isnan(rows["value"])
+            for column in ("cell", "name", "rank"):
+                is_before &= rows[column] == row[column]
+            at = np.flatnonzero(is_before)
+            return rows[at[-1]].copy() if len(at) else None
+
     def rows(self, name: str | None = None) -> list[Metric]:
         """Return the values of one metric, or of all."""
         _, rows = self.since(0)
@@ -189,10 +165,10 @@ class MetricsTable:
             rows = rows[rows["name"] == self._names.get(name, -1)]
         return [
             Metric(
-                rank=rank,
                 time_s=time_s,
                 cell=None if cell == NO_CELL else cell,
                 step=None if step == NO_STEP else step,
+                rank=rank,
                 name=names[named],
                 value=value,
             )
@@ -259,7 +235,10 @@ class MetricsTable:
 
     def to_csv(self, path: str | Path) -> None:
         """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
-        write_csv(path, self.rows())
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(each.name for each in fields(Metric))
+            writer.writerows(map(astuple, self.rows()))
 
     def to_tensorboard(self, folder: str | Path) -> None:
         """Write all values as TensorBoard's event files, one folder per rank.

@@ -284,10 +284,6 @@ class RankEnd:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
 
-    def show_loop(self, loop: status_page.LoopStatus) -> None:
-        """Write the loop's progress to the shared page; one thread of the rank at a time."""
-        status_page.write_loop(self._wire.page, loop)
-
     def is_silent_since(self, mark: tuple[int, int]) -> bool:
         """Whether there was no output since ``mark``.
 
@@ -364,10 +360,6 @@ class NannyEnd:
             start = end
         del self._data[:start]
         return groups
-
-    def loop(self) -> status_page.LoopStatus | None:
-        """Return the progress of the rank's loop."""
-        return status_page.read_loop(self._page)
 
     def status(self) -> status_page.RankStatus | None:
         """Return the rank's last heartbeat and activity."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,29 +15,46 @@ from jupyter_disttrain.features.telemetry.rank.log_metrics import LIMIT, Metrics
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jupyter_disttrain.protocol.metric_blocks import Samples
 
 
-def test_values_beyond_the_rate_limit_are_dropped_and_counted() -> None:
-    sent: list[Samples] = []
-    log = MetricsLog(lambda: {"number": 3}, lambda data: sent.append(unpack(data)), lambda: None)
+@pytest.fixture
+def sent() -> list[Samples]:
+    """What ``log`` has sent."""
+    return []
+
+
+@pytest.fixture
+def cell() -> dict[str, Any]:
+    """The running cell of ``log``."""
+    return {"number": 3}
+
+
+@pytest.fixture
+def log(sent: list[Samples], cell: dict[str, Any]) -> MetricsLog:
+    """The log of a rank."""
+    return MetricsLog(lambda: cell, lambda data: sent.append(unpack(data)), lambda: None)
+
+
+def steps_of(sent: list[Samples]) -> list[int | None]:
+    return [step for message in sent for _, step, _ in message.rows()]
+
+
+def test_values_beyond_the_rate_limit_are_dropped_and_counted(
+    log: MetricsLog, sent: list[Samples], capsys: pytest.CaptureFixture[str]
+) -> None:
     for step in range(LIMIT + 5):
         log.log_metrics(step, x=step)
     log.end_cell()
-    assert sum(message.dropped for message in sent) == 5
-    steps = [step for message in sent for _, step, _ in message.rows()]
-    assert steps == list(range(5, LIMIT + 5))
+    assert steps_of(sent) == list(range(5, LIMIT + 5))
     assert {message.cell for message in sent} == {3}
+    assert capsys.readouterr().err.startswith("log_metrics: 5 calls of this cell were dropped, the earliest first")
 
 
-def test_two_sending_threads_lose_and_repeat_no_value() -> None:
-    sent: list[int] = []
-    log = MetricsLog(
-        lambda: {"number": 1},
-        lambda data: sent.extend(step or 0 for _, step, _ in unpack(data).rows()),
-        lambda: None,
-    )
-    log._share = 10**9  # nothing is dropped here
+def test_two_sending_threads_lose_and_repeat_no_value(log: MetricsLog, sent: list[Samples]) -> None:
+    log._per_second = 10**9  # nothing is dropped here
     stop = threading.Event()
 
     def send() -> None:
@@ -54,7 +72,7 @@ def test_two_sending_threads_lose_and_repeat_no_value() -> None:
     for thread in threads:
         thread.join()
     log.end_cell()
-    assert sent == list(range(20_000))
+    assert steps_of(sent) == list(range(20_000))
 
 
 class FailedDeviceValue:
@@ -66,27 +84,23 @@ class FailedDeviceValue:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_failing_device_loses_only_its_own_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_device_loses_only_its_own_values(
+    log: MetricsLog, sent: list[Samples], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.log_metrics._OnDevice", FailedDeviceValue)
-    sent: list[Samples] = []
-    log = MetricsLog(lambda: {"number": 1}, lambda data: sent.append(unpack(data)), lambda: None)
     log.log_metrics(0, x=1)
-    log._samples.append((0.0, 1, 1, {"x": FailedDeviceValue()}))
+    log._samples.append((0.0, 3, 1, {"x": FailedDeviceValue()}))
     log.log_metrics(2, x=3)
     log.end_cell()
-    assert [[step for _, step, _ in message.rows()] for message in sent] == [[0, 2]]
-    assert sent[0].dropped == 1
+    assert steps_of(sent) == [0, 2]
 
 
-def test_values_belong_to_the_cell_that_logged_them() -> None:
-    sent: list[Samples] = []
-    cell = {"number": 1}
-    log = MetricsLog(lambda: cell, lambda data: sent.append(unpack(data)), lambda: None)
+def test_values_belong_to_the_cell_that_logged_them(log: MetricsLog, sent: list[Samples], cell: dict[str, Any]) -> None:
     log.log_metrics(0, x=1)
-    cell = {"number": 2}
+    cell["number"] = 4
     log.log_metrics(0, x=2)
     log.end_cell()
-    assert [(message.cell, values["x"]) for message in sent for _, _, values in message.rows()] == [(1, 1), (2, 2)]
+    assert [(message.cell, values["x"]) for message in sent for _, _, values in message.rows()] == [(3, 1), (4, 2)]
 
 
 def test_table_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +118,16 @@ def test_table_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -
     assert steps == list(range(steps[0] or 0, 10_000))
 
 
-def test_file_longer_than_the_table_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_table, "ROWS", 10)
+def test_file_longer_than_the_table_is_read_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_table, "ROWS", 20)
+    records = [{"time_s": step + 1.0, "cell": None, "step": step, "values": {"x": "nan"}} for step in range(25)]
+    (tmp_path / "rank3.metrics.jsonl").write_text("\n".join(['0, "cut": 1}', *map(json.dumps, records), '{"time_s']))
     table = MetricsTable()
-    table.extend(0, [(float(step), None, step, {"x": 1.0}) for step in range(25)])
-    assert [row.step for row in table.rows()] == list(range(15, 25))
+    table.read(tmp_path)
+    assert [(row.rank, row.cell, row.step) for row in table.rows()] == [(3, None, step) for step in range(15, 25)]
+    assert all(math.isnan(row.value) for row in table.rows())
+    table.add(3, unpack(pack([(25.0, 24, {"x": 1.0}), (26.0, 25, {"x": 1.0})], cell=None)))
+    assert [row.step for row in table.rows()][-2:] == [24, 25]  # what the file had is not added again
 
 
 def test_samples_survive_serialization() -> None:
@@ -119,8 +138,8 @@ def test_samples_survive_serialization() -> None:
         (4.5, 0, {}),
         (5.5, 7, {"größe": 1.0, "loss": 2.0}),
     ]
-    there = unpack(pack(samples, cell=None, dropped=3))
-    assert (list(there.rows()), there.cell, there.dropped) == (samples, None, 3)
+    there = unpack(pack(samples, cell=None))
+    assert (list(there.rows()), there.cell) == (samples, None)
     assert [block.matrix.shape for block in there.blocks] == [(2, 4), (1, 3), (1, 2), (1, 4)]
     table = MetricsTable()
     table.add(1, there)

@@ -1,7 +1,6 @@
 """Measure the progress of training, without a call in the user's code.
 
-Covers: steps of optimizers, samples and waits of DataLoaders; the loop whose length is known, shown whenever its bar is
-drawn.
+Covers: steps of optimizers, samples and waits of DataLoaders; the loop whose length is known.
 Does not cover: rates over time (``features.telemetry.client``).
 """
 
@@ -9,22 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.time_limits import SHOW_SECONDS
-from ....rank.libraries.import_hooks import on_import
-from .status_page import LoopStatus
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ....rank.cell_started import CellStarted
 
 _SEVERAL = (list, tuple)
@@ -59,20 +50,9 @@ class Pass:
 
 
 class Progress:
-    """Counts what torch does in cells. Totals since the rank started; a cell reads them too.
+    """Counts what torch does in cells. Totals since the rank started; a cell reads them too."""
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the current cell, None while it is idle.
-    show
-        Receives the loop's progress.
-    """
-
-    def __init__(self, cell: Callable[[], dict[str, Any] | None], show: Callable[[LoopStatus], None]) -> None:
-        self._cell, self._show = cell, show
-        self._showing = threading.RLock()  # reentrant: a signal's handler may draw a bar, too
-        self._shown_at = 0.0  # when a loop was shown last
+    def __init__(self) -> None:
         self.steps = 0
         self.samples = 0
         self.data_wait_s = 0.0
@@ -89,37 +69,6 @@ class Progress:
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
             self._counts_batches = True
             self._count_batches()
-
-    def follow_bars(self) -> None:
-        """Publish the loop's progress before tqdm draws a bar: the nanny reads it with the drawn output."""
-        on_import("tqdm.std", self._follow_bars)
-
-    def _follow_bars(self, module: Any) -> None:
-        pid = os.getpid()  # a DataLoader's workers have the page, too
-
-        def showing(draw: Callable[..., Any], pause_s: float) -> Callable[..., Any]:
-            @functools.wraps(draw)
-            def shown(*args: Any, **options: Any) -> Any:
-                if time.monotonic() - self._shown_at >= pause_s and os.getpid() == pid:
-                    self.show()
-                return draw(*args, **options)
-
-            return shown
-
-        module.tqdm.refresh = showing(module.tqdm.refresh, SHOW_SECONDS)
-        module.tqdm.close = showing(module.tqdm.close, 0.0)
-
-    def show(self) -> None:
-        """Publish the loop's progress."""
-        with self._showing:
-            cell = self._cell()
-            if cell is None:
-                self._show(LoopStatus())
-                self._shown_at = 0.0
-                return
-            done, total, left_s = self.loop
-            self._show(LoopStatus(cell["number"], cell["execution_count"] or 0, min(done, total), total, left_s))
-            self._shown_at = time.monotonic() if total else 0.0  # tqdm draws a new bar before it knows when it began
 
     def count_steps(self) -> None:
         """Register a hook that torch calls at every step of every optimizer."""
