@@ -32,8 +32,6 @@ from ..features.telemetry.snapshot import Feed
 from ..protocol.time_limits import HANDLERS_METRIC_SECONDS, HANDLERS_STATE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .clusters import Clusters
     from .live_cluster import LiveCluster
 
@@ -46,11 +44,11 @@ def routes(base_url: str) -> list[tuple[str, type[Any]]]:
     """Return the handlers by path."""
     root = url_path_join(base_url, "disttrain/api")
     return [
-        (f"{root}/clusters", ClustersHandler),
-        (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", ActionHandler),
-        (f"{root}/clusters/{_ID}/log", LogHandler),
-        (f"{root}/clusters/{_ID}/log/file", LogFileHandler),
-        (f"{root}/live", LiveHandler),
+        (f"{root}/clusters", _ClustersHandler),
+        (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", _ActionHandler),
+        (f"{root}/clusters/{_ID}/log", _LogHandler),
+        (f"{root}/clusters/{_ID}/log/file", _LogFileHandler),
+        (f"{root}/live", _LiveHandler),
     ]
 
 
@@ -65,7 +63,7 @@ class _Handler(APIHandler):
     async def on_thread(self, work: Any, *args: Any) -> Any:
         """Run work that may wait for a nanny on a thread; the user's errors become a 409 with the message."""
         try:
-            return await _on_thread(work, *args)
+            return await asyncio.to_thread(work, *args)
         except DisttrainError as error:
             # HTTPError is not used, since its message doubles each percent sign.
             self.set_status(409)
@@ -73,68 +71,54 @@ class _Handler(APIHandler):
             raise Finish from error
 
 
-class ClustersHandler(_Handler):
-    """All clusters."""
-
+class _ClustersHandler(_Handler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return them as JSON."""
         self.finish(json.dumps(await self.on_thread(self.clusters.snapshot)))
 
 
-class ActionHandler(_Handler):
-    """The user's actions on one cluster."""
-
+class _ActionHandler(_Handler):
     @authenticated
     @authorized
     async def post(self, cluster_id: str, what: str) -> None:
-        """Carry out the action, and return which process did it."""
         text = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
         self.finish(json.dumps({"done": text}))
 
 
 class _LogHandler(_Handler):
+    @authenticated
+    @authorized
+    async def get(self, cluster_id: str) -> None:
+        ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
+        logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
+        self.finish(json.dumps({"logs": logs}))
+
     def rank(self) -> int:
-        """Return the requested rank."""
         try:
             return int(self.get_query_argument("rank", "0"))
         except ValueError:
             raise HTTPError(400, "rank is a number") from None
 
 
-class LogHandler(_LogHandler):
-    """The end of a rank's log, or of each rank's."""
-
+class _LogFileHandler(_LogHandler):
     @authenticated
     @authorized
     async def get(self, cluster_id: str) -> None:
-        """Return it as JSON."""
-        ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
-        logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
-        self.finish(json.dumps({"logs": logs}))
-
-
-class LogFileHandler(_LogHandler):
-    """The whole log of a rank."""
-
-    @authenticated
-    @authorized
-    async def get(self, cluster_id: str) -> None:
-        """Return it as text, in chunks."""
+        """Return the log in chunks."""
         rank = self.rank()
         path = await self.on_thread(lambda: self.clusters.find(cluster_id).log_path(rank))
         self.set_header("Content-Type", "text/plain; charset=UTF-8")
         self.set_header("Content-Disposition", f'inline; filename="rank{rank}.log"')
-        if await _on_thread(path.exists):
+        if await asyncio.to_thread(path.exists):
             with path.open("rb") as file:
-                while chunk := await _on_thread(file.read, CHUNK_BYTES):
+                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     self.write(chunk)
                     await self.flush()
         self.finish(set_content_type="text/plain; charset=UTF-8")
 
 
-class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """The websocket that publishes changes."""
 
     auth_resource = "disttrain"
@@ -179,22 +163,23 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             while True:
                 was = begun, changed
-                begun, changed = await _on_thread(clusters.starting), clusters.changes()
+                begun, changed = await asyncio.to_thread(clusters.starting), clusters.changes()
                 is_due = was != (begun, changed) or time.monotonic() >= next_state
                 if is_due:
                     next_state = time.monotonic() + HANDLERS_STATE_SECONDS
-                    state = await _on_thread(clusters.snapshot)
+                    state = await asyncio.to_thread(clusters.snapshot)
                     if state != before:
                         await self.write_message(json.dumps({"type": "state", **state}))
                     before = state
-                watched = [live for live in await _on_thread(clusters.running) if live.file.cluster_id in self._watched]
+                running = await asyncio.to_thread(clusters.running)
+                watched = (live for live in running if live.file.cluster_id in self._watched)
                 self._feeds = {live: self._feeds.get(live) or Feed(live.telemetry) for live in watched}
                 for live, feed in self._feeds.items():
                     cluster_id = live.file.cluster_id
-                    if is_due and (devices := await _on_thread(feed.devices)):
+                    if is_due and (devices := await asyncio.to_thread(feed.devices)):
                         message = {"type": "devices", "id": cluster_id, "ranks": devices}
                         await self.write_message(json.dumps(message))
-                    if metrics := await _on_thread(feed.metrics):
+                    if metrics := await asyncio.to_thread(feed.metrics):
                         header, columns = metrics
                         await self.write_message(_pack({"id": cluster_id, **header}, columns), binary=True)
                 await asyncio.sleep(HANDLERS_METRIC_SECONDS)
@@ -204,11 +189,6 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             # Catch any error: a task that ended silently would leave the page with an open socket without messages.
             self.log.exception("jupyter_disttrain: no message could be sent to the side panel")
             self.close(1011)  # the page connects again
-
-
-async def _on_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run work that may wait for a nanny, so that the server does not wait."""
-    return await asyncio.get_running_loop().run_in_executor(None, work, *args)
 
 
 def _pack(header: dict[str, Any], columns: bytes) -> bytes:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..client.transport.link import Message
     from ..features.telemetry.rank_figures import RankFigures
 
-WHAT = ("interrupt", "reset", "stop")
-
 
 class LiveCluster:
     """Follow one cluster until it ends."""
@@ -168,15 +166,8 @@ class LiveCluster:
         return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
 
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Return the end of the given ranks' logs, None meaning all; see ``client.registry.log_ends``.
-
-        Raises
-        ------
-        UsageError
-            If there is no such rank, or its log is on another machine.
-        """
-        chosen = range(len(self._launch.table)) if ranks is None else ranks
-        return log_ends(self.log_path, chosen)
+        """Return the end of the given ranks' logs, None meaning all, with the errors of :meth:`log_path`."""
+        return log_ends(self.log_path, range(len(self._launch.table)) if ranks is None else ranks)
 
     def log_path(self, rank: int) -> Path:
         """Return the path of a rank's log.
@@ -200,8 +191,6 @@ class LiveCluster:
         UsageError
             If no process can.
         """
-        if what not in WHAT:
-            raise UsageError(f"unknown action {what!r}; choose one of {', '.join(WHAT)}")
         self._read_again()
         if what == "reset" and self.file.config["job"]:
             raise UsageError(
@@ -212,16 +201,15 @@ class LiveCluster:
             return f"requested from {self.file.holder}"
         if what == "stop":
             observer.stop(self.file)
-            return "done by the server"
-        if what == "interrupt":
-            observer.interrupt(
-                self._launch, [rank for rank in range(len(self._launch.table)) if rank not in self._dead]
+        elif what == "interrupt":
+            ranks = (entry.info.rank for entry in self._launch.table)
+            observer.interrupt(self._launch, [rank for rank in ranks if rank not in self._dead])
+        else:
+            raise UsageError(
+                f"{self.file.holder}, which held {self.file.name!r}, does not respond, and only the process that "
+                "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
             )
-            return "done by the server"
-        raise UsageError(
-            f"{self.file.holder}, which held {self.file.name!r}, does not respond, and only the process that "
-            "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
-        )
+        return "done by the server"
 
     def _ask_holder(self, what: str) -> bool:
         """Ask the notebook's process through a nanny, which publishes the request; returns whether it confirmed."""

@@ -1,7 +1,7 @@
 """Collect the figures that ranks and nodes report over time.
 
 Covers: the latest figures of each rank and node, histories for plots, the metrics table, ranks that stopped reporting.
-Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``stragglers``).
+Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``warnings``).
 
 The notebook's kernel and the server both use it, each with its own subscription.
 """

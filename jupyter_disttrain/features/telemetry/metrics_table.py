@@ -73,7 +73,7 @@ class MetricsTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows = np.empty(1024, _COLUMNS)
+        self._rows = np.empty(ROWS, _COLUMNS)  # the system gives memory to what is used of it
         self._count = 0  # rows in use
         self._gone = 0  # rows dropped so far
         self._names: dict[str, int] = {}
@@ -129,11 +129,6 @@ class MetricsTable:
             self._gone += self._count - len(kept)
             self._rows[: len(kept)] = kept
             self._count = len(kept)
-        if self._count + count > len(self._rows):
-            size = min(max(2 * len(self._rows), self._count + count), ROWS)
-            rows = np.empty(size, _COLUMNS)
-            rows[: self._count] = self._rows[: self._count]
-            self._rows = rows
 
     @property
     def names(self) -> tuple[str, ...]:

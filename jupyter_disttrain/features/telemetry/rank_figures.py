@@ -2,7 +2,7 @@
 
 Covers: the last ten minutes of figures; steps and samples per second, the fractions of time spent waiting.
 Does not cover: measuring (``features.telemetry.rank.sampler``), the figures of all ranks (``client``), comparing ranks
-(``stragglers``).
+(``warnings``).
 """
 
 from __future__ import annotations

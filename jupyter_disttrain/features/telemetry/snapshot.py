@@ -49,35 +49,21 @@ def snapshot(telemetry: Telemetry, ranks: Sequence[tuple[RankInfo, RankState]]) 
 
 def _rank(telemetry: Telemetry, info: RankInfo, known: RankState, figures: RankFigures | None) -> dict[str, Any]:
     state, text = telemetry.state(info.rank, known)
-    found: dict[str, Any] = {
-        "rank": info.rank,
-        "host": info.host,
-        "local_rank": info.local_rank,
-        "device": info.device,
-        "pid": info.pid,
-        "state": state,
-        "text": text,
-    }
+    found = _fields(info, "rank", "host", "local_rank", "device", "pid") | {"state": state, "text": text}
     if figures is None:
         return found
     vitals = figures.vitals
-    found |= {"cpu_percent": vitals.cpu_percent, "memory_bytes": vitals.memory_bytes, "steps": vitals.steps}
-    if vitals.gpu is not None:
-        found["gpu"] = vitals.gpu
+    found |= _fields(vitals, "cpu_percent", "memory_bytes", "steps", "gpu")
     # The cluster learns of a cell's end before the next figures arrive.
     if vitals.cell is not None and known is not RankState.IDLE:
-        found |= {"cell": vitals.execution_count, "line": vitals.line, "call": vitals.call}
-        if vitals.total:
-            found |= {"done": vitals.done, "total": vitals.total, "left_s": vitals.left_s}
-    rates = figures.rates()
-    if rates is not None and "cell" in found:
-        found |= {
-            "steps_per_s": rates.steps_per_s,
-            "samples_per_s": rates.samples_per_s,
-            "waiting": rates.waiting,
-            "waiting_for_data": rates.waiting_for_data,
-        }
+        found |= {"cell": vitals.execution_count} | _fields(vitals, "line", "call")
+        found |= _fields(vitals, "done", "total", "left_s") if vitals.total else {}
+        found |= _fields(figures.rates(), "steps_per_s", "samples_per_s", "waiting", "waiting_for_data")
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name, None) for name in names}
 
 
 class Feed:

@@ -1,12 +1,13 @@
 """Report problems with metrics and speed to the user while a cell runs.
 
 Covers: a metric that became NaN, a rank that keeps the others waiting, the progress of a loop.
-Does not cover: hangs (``client.recovery.hang_detection``), drawing (``notebook.output.renderer``).
+Does not cover: hangs (``client.recovery.hang_detection``), measuring (``features.telemetry.rank.sampler``).
 """
 
 from __future__ import annotations
 
 import threading
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,28 +15,23 @@ import numpy as np
 from ...protocol.ranks import label_ranks
 from ...protocol.time_limits import STRAGGLER_SECONDS
 from .metrics_table import NO_STEP, MetricsTable
-from .stragglers import find_straggler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from ...protocol.messages import RankVitals
-    from .rank_figures import RankFigures
+    from .rank_figures import RankFigures, Rates
 
 MINUTE, HOUR = 60.0, 3600.0
+SLOWER = 1.25  # own time relative to the others' median from which a rank is reported
+WAITED = 0.1  # least fraction of the others' time that has to be lost
+WAITS_ALL_THE_TIME = 0.95
+FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
 
 
 class Remarks:
-    """Watch the metrics and figures that ranks report.
-
-    Parameters
-    ----------
-    figures
-        Returns the current figures of each rank.
-    metrics
-        What the ranks have logged.
-    """
+    """Watch the metrics of ranks, and their figures, which ``figures`` returns."""
 
     def __init__(self, figures: Callable[[], Mapping[int, RankFigures]], metrics: MetricsTable) -> None:
         self.of_job: Callable[[], list[str]] = list  # returns remarks on the Slurm job that the ranks run in
@@ -94,8 +90,7 @@ class Remarks:
             for rank, figures in self._figures().items()
             if rank in running and (rates := figures.rates(STRAGGLER_SECONDS)) is not None
         }
-        found = find_straggler(rates) if rates.keys() == running else ""
-        return [found] if found else []
+        return list(filter(None, [find_straggler(rates)])) if rates.keys() == running else []
 
     def of_progress(self, running: AbstractSet[int], cell: int | None = None) -> str:
         """Return the progress of the loop that the ranks run, on the slowest of them; empty if it is unknown.
@@ -119,3 +114,36 @@ def duration(seconds: float) -> str:
     if seconds < 2 * MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
+
+
+def find_straggler(rates: Mapping[int, Rates]) -> str:
+    """Return a text on the rank that keeps the others waiting; empty if none does, or too little is known.
+
+    Ranks that train together have equal speed, because each waits for the slowest. They differ in the time they do not
+    wait: a rank's own time per step is its time per step less the fraction in which it was observed waiting for others.
+    """
+    # The fraction of its time in which a rank did not wait for others.
+    own = {
+        rank: 1 - each.waiting
+        for rank, each in rates.items()
+        if each.waiting is not None and each.checks >= FEWEST_CHECKS
+    }
+    if len(own) < 2 or len(own) < len(rates):  # noqa: PLR2004
+        return ""
+    slow = max(own, key=lambda rank: own[rank])
+    others = sorted(own.keys() - {slow})
+    others_own = median(own[rank] for rank in others)
+    if own[slow] < SLOWER * others_own or 1 - others_own < WAITED or own[slow] - others_own < WAITED:
+        return ""
+    if all(rates[rank].steps for rank in own):
+        own_s = {rank: own[rank] * rates[rank].seconds / rates[rank].steps for rank in own}
+        others_s = median(own_s[rank] for rank in others)
+        what = f"takes {own_s[slow]:.3g} s a step by itself, {label_ranks(others)} {others_s:.3g} s"
+    elif min(own[rank] for rank in others) < 1 - WAITS_ALL_THE_TIME:
+        return ""  # they may wait forever, which is reported as a hang
+    else:
+        what = f"works {own[slow]:.0%} of the time by itself, {label_ranks(others)} {others_own:.0%}"
+    by_data = rates[slow].waiting_for_data or 0.0
+    others_by_data = median(rates[rank].waiting_for_data or 0.0 for rank in others)
+    data = f"; {by_data:.0%} of its time it waits for data" if by_data > others_by_data + WAITED else ""
+    return f"rank {slow} is slower than the others: it {what}, and they wait for it{data}"

@@ -9,6 +9,8 @@ import mmap
 import os
 import time
 import warnings
+import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,7 @@ from jupyter_disttrain.features.telemetry.rank.process_stats import Vitals
 from jupyter_disttrain.features.telemetry.rank.progress import Pass, Progress
 from jupyter_disttrain.features.telemetry.rank_figures import Rates
 from jupyter_disttrain.features.telemetry.snapshot import Feed, snapshot
-from jupyter_disttrain.features.telemetry.stragglers import find_straggler
+from jupyter_disttrain.features.telemetry.warnings import find_straggler
 from jupyter_disttrain.protocol.messages import METRICS, RankVitals
 from jupyter_disttrain.protocol.metric_blocks import pack
 from jupyter_disttrain.protocol.states import RankState
@@ -89,9 +91,11 @@ def test_resumed_progress_bar_counts_only_its_own_steps() -> None:
 
 
 def test_abandoned_loop_is_no_longer_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Pass(done=3, total=10, since=100.0, last=102.0)
+    iterator = Progress()  # or any other object
+    found = Pass(done=3, total=10, since=100.0, last=102.0, iterator=weakref.ref(iterator))
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 111.0)
     assert found.as_loop() == (3, 10, 7.0)
+    assert replace(found, iterator=weakref.ref(Progress())).as_loop()[:2] == (0, 0)  # its loop was left
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 112.1)
     assert found.as_loop()[:2] == (0, 0)
 

@@ -42,14 +42,8 @@ def current() -> MetricsLog | None:
 class MetricsLog:
     """Keep samples until they are sent.
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the running cell; None while no cell runs.
-    send
-        Sends a message to the nanny.
-    start
-        Starts the thread that sends, if it does not run yet.
+    ``cell`` returns the kernel's record of the current cell, None while it is idle; ``start`` starts the thread that
+    calls :meth:`send`, if it does not run yet.
     """
 
     def __init__(

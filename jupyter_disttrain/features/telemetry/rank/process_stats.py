@@ -43,16 +43,9 @@ _COUNT_BYTES = 4  # bytes per count of InfiniBand's data counters
 
 
 class Vitals:
-    """Read the metrics on a separate thread, and publish them on the nanny's loop.
+    """Read the metrics on a separate thread, and publish them on the nanny's loop, which ``wake`` wakes.
 
     A file system or a driver that hangs stops the metrics, and nothing else.
-
-    Parameters
-    ----------
-    wake
-        Wakes the loop, so that it calls :meth:`publish_due`.
-    publish
-        Publishes a record.
     """
 
     def __init__(self, pid: int, wire: NannyEnd, wake: Callable[[], None], publish: Callable[[Record], None]) -> None:

@@ -22,8 +22,6 @@ _SEVERAL = (list, tuple)
 Loop = tuple[int, int, float]
 NOWHERE: Loop = (0, 0, math.nan)
 MOST_ROUNDS = 2**62  # iterations that a loop can be reported to have
-MOST_PASSES = 8  # concurrent passes that are kept
-TOGETHER_SECONDS, TOGETHER_ROUNDS = 0.2, 1.5  # since another pass's last batch; a rank may be held up in a short round
 DEEPEST_BATCH = 10  # nesting of lists in a batch
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the pass: then the loop was left
 
@@ -32,10 +30,11 @@ LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the 
 class Pass:
     """A pass through a DataLoader; times are those of ``time.monotonic``."""
 
-    done: int = 0
-    total: int = 0
-    since: float = 0.0
-    last: float = 0.0  # time of the last batch
+    done: int
+    total: int
+    since: float
+    last: float  # time of the last batch
+    iterator: weakref.ref[Any]
 
     @property
     def round_s(self) -> float:
@@ -44,7 +43,8 @@ class Pass:
 
     def as_loop(self) -> Loop:
         """Return the pass's progress."""
-        if not self.total or time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s):
+        is_left = time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s)
+        if not self.total or is_left or self.iterator() is None:
             return NOWHERE
         return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else math.nan
 
@@ -58,7 +58,7 @@ class Progress:
         self.data_wait_s = 0.0
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers since the last step that was counted
         self._counts_batches = False
-        self._passes: dict[int, Pass] = {}  # by the iterator's id; the pass of the last batch comes last
+        self._passes: dict[int, Pass] = {}  # by the iterator's id; the outermost comes first
         self._began_s = 0.0  # wall clock at the cell's start
 
     def reset(self, _started: CellStarted) -> None:
@@ -92,48 +92,39 @@ class Progress:
         @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             start = time.perf_counter()
-            before = self._passes.pop(id(iterator), None)  # it may be at its end
-            batch = original(iterator)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self._passes.pop(id(iterator), None)
+                raise
             self.data_wait_s += time.perf_counter() - start
             self.samples += _size(batch)
             done = iterator._num_yielded  # noqa: SLF001
             now = time.monotonic()
-            since = before.since if before is not None and done > 1 else now
-            self._passes[id(iterator)] = Pass(done, _length(iterator), since, now)
-            if len(self._passes) > MOST_PASSES:
-                self._passes.pop(next(iter(self._passes)), None)
+            if done == 1:
+                self._passes.pop(id(iterator), None)  # of an earlier iterator
+            before = self._passes.get(id(iterator))
+            since = now if before is None else before.since
+            self._passes[id(iterator)] = Pass(done, _length(iterator), since, now, weakref.ref(iterator))
             return batch
 
         cls.__next__ = timed
-
-    def _shortest_pass(self) -> Pass:
-        """Return the pass of the last batch, or of concurrent passes the one that ends first."""
-        passes = list(self._passes.values())
-        if not passes:
-            return Pass()
-        newest = passes[-1]
-        apart_s = max(TOGETHER_SECONDS, TOGETHER_ROUNDS * newest.round_s)
-        together = [each for each in passes if newest.last - each.last <= apart_s]
-        return min(together or [newest], key=lambda each: each.total - each.done if each.total else math.inf)
 
     @property
     def loop(self) -> Loop:
         """Iterations done of the current loop, their total, and the seconds left; NaN if not known.
 
-        The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
+        The outermost bar of tqdm; where there is none, the outermost pass through a DataLoader; else ``NOWHERE``.
         """
-        bar, batches = _outermost_bar(self._began_s), self._shortest_pass().as_loop()
+        bar = _outermost_bar(self._began_s)
+        loops = (each.as_loop() for each in list(self._passes.values()))
+        batches = next((loop for loop in loops if loop is not NOWHERE), NOWHERE)
         if bar is None:
             return batches
         shown = _as_loop(bar)
         # A bar around a DataLoader counts only when it is drawn, which may be seldom.
-        is_behind = shown[1] == batches[1] and shown[0] < batches[0] and _is_loader(getattr(bar, "iterable", None))
-        return batches if is_behind else shown
-
-
-def _is_loader(value: Any) -> bool:
-    module = sys.modules.get("torch.utils.data.dataloader")
-    return module is not None and isinstance(value, module.DataLoader)
+        is_behind = shown[1] == batches[1] and shown[0] < batches[0]
+        return batches if is_behind and isinstance(bar.iterable, sys.modules["torch.utils.data"].DataLoader) else shown
 
 
 def _outermost_bar(since_s: float) -> Any | None:

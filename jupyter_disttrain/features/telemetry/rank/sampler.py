@@ -44,14 +44,7 @@ READING_SHARE = 0.008  # share of the time for reading torch's record of collect
 class Sampler:
     """Sample the main thread until the process ends.
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the current cell, None while it is idle.
-    group
-        Returns the process group, None on a rank without torch.
-    show
-        Receives each heartbeat.
+    ``cell`` returns the kernel's record of the current cell, ``group`` the process group, each None if there is none.
     """
 
     def __init__(

@@ -43,12 +43,8 @@ def where(
 
     Parameters
     ----------
-    group
-        The process group, None on a rank without torch.
-    horovod
-        The cell's calls of Horovod.
-    cell
-        The kernel's record of the current cell, None while it is idle.
+    group, cell
+        The process group, None on a rank without torch; the kernel's record of the current cell, None while it is idle.
     about
         Collectives that other ranks wait in, each by its group's name, its number and its backend: the reply has what
         this rank called there.
