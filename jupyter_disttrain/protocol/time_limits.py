@@ -272,6 +272,8 @@ THREADS_SECONDS = 1.5  # of these, for threads that may never end
 # features.telemetry.rank.sampler
 SAMPLER_POLL_SECONDS = 0.25  # between two samples of the main thread while a cell runs
 IDLE_SECONDS = 0.5  # the same while none runs
+# In one collective, before the state of a rank shows it: a training loop is in one much of the time.
+WAITING_SECONDS = 0.3
 
 # rank.startup.startup_args
 JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (--join-timeout)
@@ -302,8 +304,6 @@ DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has e
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
 LOOP_SECONDS = 0.3  # between two checks whether a rank's loop has advanced
 NO_LOOP_SECONDS = 1.0  # between two checks whether a cell runs
-# In one collective, before the state of a rank shows it: a training loop is in one much of the time.
-WAITING_SECONDS = 0.3
 
 # rank.nanny.output_batching
 GATHER_SECONDS = 0.02  # for which printed text is collected into one message

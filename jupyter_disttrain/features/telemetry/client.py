@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 from ...protocol.messages import METRICS, NodeVitals, RankVitals
 from ...protocol.metric_blocks import unpack
@@ -21,23 +22,14 @@ from .rank_figures import RankFigures
 from .warnings import Remarks
 
 SILENT_SAMPLES = 4  # missing reports after which a rank's nanny or host counts as not responding
+_NO_CELL: dict[str, Any] = {"cell": None, "execution_count": None, "line": None, "call": "", "waits_s": 0.0}
+_NO_LOOP: dict[str, Any] = {"done": 0, "total": 0, "left_s": None}
 
 
 def _without_cell(vitals: RankVitals) -> RankVitals:
     """Return a rank's figures as they are once its cell has ended."""
     state = RankActivity.IDLE if vitals.state in (RankActivity.RUNNING, RankActivity.IN_COLLECTIVE) else vitals.state
-    return replace(
-        vitals,
-        state=state,
-        cell=None,
-        execution_count=None,
-        line=None,
-        call="",
-        waits_s=0.0,
-        done=0,
-        total=0,
-        left_s=None,
-    )
+    return replace(vitals, state=state, **_NO_CELL, **_NO_LOOP)
 
 
 def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
@@ -46,13 +38,7 @@ def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
 
 
 class Telemetry:
-    """Figures and metrics of one cluster.
-
-    Parameters
-    ----------
-    sample_s
-        Seconds between two reports of a rank, as configured for the cluster; 0 if ranks report none.
-    """
+    """Figures and metrics of one cluster, whose ranks report every ``sample_s`` seconds; 0: not at all."""
 
     def __init__(self, sample_s: float) -> None:
         self._lock = threading.Lock()
@@ -124,12 +110,7 @@ class Telemetry:
     def state(self, rank: int, known: RankState) -> tuple[RankState | RankActivity, str]:
         """Return a rank's state, and its text for the user.
 
-        Parameters
-        ----------
-        rank
-            The rank.
-        known
-            The state that the cluster has recorded, which is newer than the rank's reports.
+        ``known`` is the state that the cluster has recorded, which is newer than the rank's reports.
         """
         figures = self._ranks.get(rank)
         if known is RankState.DEAD and rank in self._asked_to_end:

@@ -1,7 +1,8 @@
 """Keep the values of ``log_metrics``, and aggregate them over ranks.
 
-Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks.
-Does not cover: figures that ranks report by themselves (``client``), files (``metrics_files``).
+Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks; reading
+what the ranks' nannies wrote beside the logs; CSV, TensorBoard's event files.
+Does not cover: figures that ranks report by themselves (``client``), writing beside the logs (``rank.metrics_writer``).
 
 Columns are numpy arrays: a million values take 37 MB, and a reader copies only new rows.
 """
@@ -9,24 +10,43 @@ Columns are numpy arrays: a million values take 37 MB, and a reader copies only 
 from __future__ import annotations
 
 import csv
+import json
 import threading
-from dataclasses import astuple, dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .metrics_files import Metric, read_run, write_tensorboard
+from ...protocol.metric_blocks import pack, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pandas as pd
 
     from ...protocol.metric_blocks import Samples
 
+MOST_BYTES = 16 << 20  # read per file: some 150,000 values
 ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
 _COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One value that one rank logged."""
+
+    time_s: float  # seconds since the epoch, on the rank
+    cell: int | None  # the number of the cell that logged it
+    step: int | None
+    rank: int
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +138,7 @@ class MetricsTable:
     def read(self, run: Path) -> None:
         """Fill a new table with what the ranks of a run have logged before this process subscribed."""
         until = {}
-        for rank, samples in read_run(run):
+        for rank, samples in _read_run(run):
             self.add(rank, samples)
             until[rank] = float(samples.blocks[-1].matrix[-1, 0])
         self._read_until = until
@@ -231,19 +251,37 @@ class MetricsTable:
     def to_csv(self, path: str | Path) -> None:
         """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
         with Path(path).open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(each.name for each in fields(Metric))
-            writer.writerows(map(astuple, self.rows()))
+            writer, columns = csv.writer(file), [each.name for each in fields(Metric)]
+            writer.writerow(columns)
+            writer.writerows(map(attrgetter(*columns), self.rows()))
 
     def to_tensorboard(self, folder: str | Path) -> None:
-        """Write all values as TensorBoard's event files, one folder per rank.
+        """Write all values as TensorBoard's event files, one folder per rank; values without a step are numbered.
 
         Raises
         ------
         ImportError
             If TensorBoard is not installed; the message gives the command that installs it.
         """
-        write_tensorboard(folder, self.rows())
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415
+            from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
+        except ImportError as error:
+            raise ImportError("event files need the tensorboard package: pip install tensorboard") from error
+        writers: dict[int, Any] = {}
+        counts: Counter[tuple[int, str]] = Counter()
+        try:
+            for row in self.rows():
+                if row.rank not in writers:
+                    writers[row.rank] = EventFileWriter(str(Path(folder) / f"rank{row.rank}"))
+                step = counts[row.rank, row.name] if row.step is None else row.step
+                counts[row.rank, row.name] += 1
+                summary = Summary(value=[Summary.Value(tag=row.name, simple_value=row.value)])
+                writers[row.rank].add_event(Event(wall_time=row.time_s, step=step, summary=summary))
+        finally:
+            for writer in writers.values():
+                writer.close()
 
 
 def gather(name: str, rows: np.ndarray) -> Gathered:
@@ -259,3 +297,28 @@ def gather(name: str, rows: np.ndarray) -> Gathered:
     values[row_at, column_at] = rows["value"]  # the last value of a step that was logged twice
     is_missing[row_at, column_at] = False
     return Gathered(name=name, steps=known_steps, ranks=tuple(ranks.tolist()), values=values, is_missing=is_missing)
+
+
+def _read_run(run: Path) -> Iterator[tuple[int, Samples]]:
+    """Yield each rank of a run with what its cells have logged, the cells one by one."""
+    for path in sorted(run.glob("rank[0-9]*.metrics.jsonl")):
+        rank = int(path.name.removeprefix("rank").partition(".")[0])
+        for cell, records in groupby(_records(path), itemgetter("cell")):
+            # JSON has no NaN or infinity, so the file has them as text.
+            values = (
+                (each["time_s"], each["step"], {name: float(value) for name, value in each["values"].items()})
+                for each in records
+            )
+            yield rank, unpack(pack(values, cell))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the last records of a file, which may be growing."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - MOST_BYTES))
+        for line in file.read(MOST_BYTES).splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # a partial line: the first, one that is being written or was cut off; or an empty one

@@ -118,7 +118,7 @@ class Nanny:
         self._probe = open_probe(connection, self._context, self._identity)
         self._cluster = ClusterWatch(connection, self._control if self._probe is None else self._probe)
         self._log = RankLog(self._report_log_trouble)
-        self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
+        self._metrics = MetricsFile(self._report_log_trouble)
         self._output = OutputBatcher(self._publish, self._log)
         try:
             self._loop()

@@ -9,7 +9,6 @@ The nanny reads them in its own process, so they continue while the rank's code 
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import shutil
@@ -17,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,9 @@ import psutil
 from ....protocol.environment import SAMPLE_SECONDS
 from ....protocol.messages import NodeVitals, RankVitals
 from ....protocol.states import RankActivity
-from ....protocol.time_limits import LOOP_SECONDS, NO_LOOP_SECONDS, VITALS_SILENT_SECONDS, WAITING_SECONDS
+from ....protocol.time_limits import LOOP_SECONDS, NO_LOOP_SECONDS, VITALS_SILENT_SECONDS
 from ....rank.nanny.process_tree import descendants
 from .gpu_stats import Gpu, open_gpu
-from .status_page import NO_CELL, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from ....rank.nanny.ipc import NannyEnd
 
 MOST_LOOPS_PER_SECOND = 100  # loop messages, of all ranks together
-UNCHANGED = ("beat_s", "steps", "samples", "checks", "waits", "seen", "done", "total")  # fields of RankStatus
 _INFINIBAND = Path("/sys/class/infiniband")
 _COUNT_BYTES = 4  # bytes per count of InfiniBand's data counters
 
@@ -56,7 +54,7 @@ class Vitals:
         self._pause = float(os.environ.get(SAMPLE_SECONDS, "0"))
         self._cpu_s = 0.0
         self._at = time.monotonic()
-        self._status = RankStatus()  # as it was published last
+        self._status = RankVitals(time_s=0.0, beat_s=0.0, state=RankActivity.IDLE)  # the rank's last
         self._usage: dict[str, Any] = {"time_s": 0.0}
         self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
@@ -83,7 +81,7 @@ class Vitals:
         due = 0.0
         while True:
             now = time.monotonic()
-            status = self._wire.status() or self._status  # None during a write
+            before, self._status = self._status, self._wire.status() or self._status  # None during a write
             try:
                 is_due = now >= due
                 if is_due:
@@ -91,8 +89,8 @@ class Vitals:
                     self._usage = self._measure(now, gpu)
                     if node is not None:
                         self._ready.put(node.read())
-                if is_due or status.loop != self._status.loop:
-                    self._ready.put(self._vitals(status, now))
+                if is_due or _loop(before) != _loop(self._status):
+                    self._ready.put(self._vitals(now))
                     self._wake()
             except psutil.NoSuchProcess:
                 return  # the rank has exited, which is reported separately
@@ -100,7 +98,7 @@ class Vitals:
                 if not failed:
                     sys.stderr.write(f"a measurement failed: {type(error).__name__}: {error}\n")
                 failed = True
-            next_look = now + (NO_LOOP_SECONDS if status.cell == NO_CELL else loop_pause)
+            next_look = now + (NO_LOOP_SECONDS if self._status.cell is None else loop_pause)
             time.sleep(max(0.0, min(due, next_look) - time.monotonic()))
 
     def _measure(self, now: float, gpu: Gpu | None) -> dict[str, Any]:
@@ -121,34 +119,24 @@ class Vitals:
         figures = None if gpu is None else gpu.read()
         return {"time_s": time.time(), "cpu_percent": round(percent, 1), "memory_bytes": memory_bytes, "gpu": figures}
 
-    def _vitals(self, status: RankStatus, now: float) -> RankVitals:
+    def _vitals(self, now: float) -> RankVitals:
         """Return the rank's activity, and its use of resources as measured last."""
-        self._status = status
+        status = self._status
         silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
-        return RankVitals(
-            **{name: getattr(status, name) for name in UNCHANGED},
-            state=self._state(status, silent_s, now),
-            silent_s=round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0,
-            cell=None if status.cell == NO_CELL else status.cell,
-            execution_count=status.execution_count or None,
-            line=status.line or None,
-            call=status.call.decode(errors="replace"),
-            waits_s=round(now - status.waits_since_s, 1) if status.waits_since_s else 0.0,
-            data_wait_s=round(status.data_wait_s, 4),
-            left_s=None if math.isnan(status.left_s) else round(status.left_s, 1),
-            **self._usage,
-        )
-
-    def _state(self, status: RankStatus, silent_s: float, now: float) -> RankActivity:
+        silent_s = round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0
+        state: str = status.state
         if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return RankActivity.STOPPED
-        if silent_s > VITALS_SILENT_SECONDS:
-            return RankActivity.NOT_RESPONDING
-        if status.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
-            return RankActivity.IDLE
-        if status.waits_since_s and now - status.waits_since_s > WAITING_SECONDS:
-            return RankActivity.IN_COLLECTIVE
-        return RankActivity.RUNNING
+            state = RankActivity.STOPPED
+        elif silent_s:
+            state = RankActivity.NOT_RESPONDING
+        elif not self._wire.uses()[0]:  # changes without delay, the rank's page does not
+            state = RankActivity.IDLE
+        return replace(status, state=state, silent_s=silent_s, **self._usage)
+
+
+def _loop(vitals: RankVitals) -> tuple[int | None, int, int] | None:
+    """Return what changes as a loop advances; None without a loop."""
+    return (vitals.cell, vitals.done, vitals.total) if vitals.total else None
 
 
 class Node:

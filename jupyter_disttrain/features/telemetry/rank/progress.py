@@ -7,7 +7,6 @@ Does not cover: rates over time (``features.telemetry.client``).
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import time
 import weakref
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from ....rank.cell_started import CellStarted
 
 _SEVERAL = (list, tuple)
-Loop = tuple[int, int, float]
-NOWHERE: Loop = (0, 0, math.nan)
+Loop = tuple[int, int, "float | None"]
+NOWHERE: Loop = (0, 0, None)
 MOST_ROUNDS = 2**62  # iterations that a loop can be reported to have
 DEEPEST_BATCH = 10  # nesting of lists in a batch
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the pass: then the loop was left
@@ -46,7 +45,7 @@ class Pass:
         is_left = time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s)
         if not self.total or is_left or self.iterator() is None:
             return NOWHERE
-        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else math.nan
+        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else None
 
 
 class Progress:
@@ -112,7 +111,7 @@ class Progress:
 
     @property
     def loop(self) -> Loop:
-        """Iterations done of the current loop, their total, and the seconds left; NaN if not known.
+        """Iterations done of the current loop, their total, and the seconds left; None if not known.
 
         The outermost bar of tqdm; where there is none, the outermost pass through a DataLoader; else ``NOWHERE``.
         """
@@ -142,7 +141,7 @@ def _outermost_bar(since_s: float) -> Any | None:
 
 def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # only this cell's iterations: a resumed run does not start at 0
-    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else math.nan
+    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else None
     return min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s
 
 

@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS
+from ....protocol.messages import RankVitals
+from ....protocol.states import RankActivity
+from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING_SECONDS
 from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
-from .progress import NOWHERE, Progress
 from .stacks import MESSAGE_WAIT, communication
-from .status_page import CALL_BYTES, NO_CELL, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
     from ....rank.process_group.group import Group
     from .log_metrics import MetricsLog
+    from .progress import Progress
 
 STANDS_NS = 200_000  # running time between two samples: a wait may have to start again every now and then
+CALL_CHARACTERS = 64
 READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training continues
 
 
@@ -53,7 +55,7 @@ class Sampler:
         group: Callable[[], Group | None],
         progress: Progress,
         metrics: MetricsLog,
-        show: Callable[[RankStatus], None],
+        show: Callable[[RankVitals], None],
     ) -> None:
         self._cell, self._group, self._show = cell, group, show
         self._progress, self._metrics = progress, metrics
@@ -87,31 +89,38 @@ class Sampler:
                 self._has_failed = True
             pause.wait(IDLE_SECONDS if cell is None else SAMPLER_POLL_SECONDS)
 
-    def _sample(self, cell: dict[str, Any] | None) -> RankStatus:
+    def _sample(self, cell: dict[str, Any] | None) -> RankVitals:
         now = time.monotonic()
-        line, call, loop = 0, "", NOWHERE
+        found: dict[str, Any] = {"state": RankActivity.IDLE}
         if cell is None:
             self._waits_since = 0.0
         else:
             frame = sys._current_frames()[self._main]  # noqa: SLF001
             own = (each.f_lineno for each in outwards(frame) if is_own(each.f_code.co_filename) and each.f_lineno)
-            line, call, loop = next(own, 0), self._call(frame, now), self._progress.loop
-        return RankStatus(
+            call = self._call(frame, now)
+            waits_s = now - self._waits_since if self._waits_since else 0.0
+            done, total, left_s = self._progress.loop
+            found = {
+                "state": RankActivity.IN_COLLECTIVE if waits_s > WAITING_SECONDS else RankActivity.RUNNING,
+                "cell": cell["number"],
+                "execution_count": cell["execution_count"],
+                "line": next(own, None),
+                "call": call[:CALL_CHARACTERS],
+                "waits_s": round(waits_s, 1),
+                "done": min(done, total),
+                "total": total,
+                "left_s": None if left_s is None else round(left_s, 1),
+            }
+        return RankVitals(
+            time_s=time.time(),
             beat_s=now,
-            cell=NO_CELL if cell is None else cell["number"],
-            execution_count=0 if cell is None else cell["execution_count"] or 0,
-            line=line,
             steps=self._progress.steps,
             samples=self._progress.samples,
+            data_wait_s=round(self._progress.data_wait_s, 4),
             checks=self._checks,
-            data_wait_s=self._progress.data_wait_s,
-            waits_since_s=self._waits_since,
             waits=self._waits,
             seen=self._seen,
-            done=min(loop[0], loop[1]),
-            total=loop[1],
-            left_s=loop[2],
-            call=call.encode()[:CALL_BYTES],
+            **found,
         )
 
     def _call(self, frame: FrameType, now: float) -> str:
