@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 
 from jupyter_disttrain.features.telemetry import metrics_table
 from jupyter_disttrain.features.telemetry.metrics_table import MetricsTable
-from jupyter_disttrain.features.telemetry.rank.log_metrics import LIMIT, MetricsLog
+from jupyter_disttrain.features.telemetry.rank.log_metrics import LIMIT, NAMES, MetricsLog
+from jupyter_disttrain.features.telemetry.rank.metrics_writer import MetricsFile
 from jupyter_disttrain.protocol.metric_blocks import pack, unpack
 
 if TYPE_CHECKING:
@@ -40,6 +43,124 @@ def log(sent: list[Samples], cell: dict[str, Any]) -> MetricsLog:
 
 def steps_of(sent: list[Samples]) -> list[int | None]:
     return [step for message in sent for _, step, _ in message.rows()]
+
+
+def table_of(log: MetricsLog, sent: list[Samples], rank: int = 0) -> MetricsTable:
+    """End the cell, and return what a client has then received."""
+    log.end_cell()
+    table = MetricsTable()
+    for message in sent:
+        table.add(rank, message)
+    return table
+
+
+def table_with(*samples: tuple[int, int, int | None, float]) -> MetricsTable:
+    """Return a table of values of one metric: rank, cell, step, value."""
+    table = MetricsTable()
+    for rank, cell, step, value in samples:
+        table.add(rank, unpack(pack([(1.0, step, {"loss": value})], cell)))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("step", "value", "error", "message"),
+    [
+        (1, "high", TypeError, "log_metrics accepts numbers, but loss is the text 'high'"),
+        (1, None, TypeError, "log_metrics accepts numbers, but loss is a NoneType"),
+        (1, torch.ones((), dtype=torch.complex64), TypeError, r"is complex; log e.g. loss.abs\(\)"),
+        (1, torch.ones(3), ValueError, r"but loss has 3; log e.g. loss.mean\(\)"),
+        (1.5, 1, ValueError, r"must be a whole number up to 2\*\*53, not 1.5"),
+        ("one", 1, ValueError, r"must be a whole number up to 2\*\*53, not 'one'"),
+        (2**60, 1, ValueError, r"must be a whole number up to 2\*\*53, not 1152921504606846976"),
+    ],
+)
+def test_non_numbers_are_refused(
+    log: MetricsLog, sent: list[Samples], step: Any, value: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        log.log_metrics(step, good=1.0, loss=value)
+    with pytest.raises(ValueError, match=r"log_metrics can't use the name '\\ud800': it can't be encoded"):
+        log.log_metrics(0, **{"\ud800": 1.0})
+    assert len(table_of(log, sent)) == 0
+
+
+def test_numbers_of_many_types_are_accepted(log: MetricsLog, sent: list[Samples]) -> None:
+    inf = math.inf
+    values = [1, 2.5, True, torch.tensor(4), torch.tensor(5.0, requires_grad=True), torch.tensor([[6]]), -inf, math.nan]
+    for step, value in enumerate(values):
+        log.log_metrics(torch.tensor(step), **{"größe/μ": value})  # type: ignore[arg-type]
+    found = table_of(log, sent).gather("größe/μ")
+    assert found.steps.tolist() == list(range(len(values)))
+    np.testing.assert_array_equal(found.values[:, 0], [1, 2.5, 1, 4, 5, 6, -inf, math.nan])
+    np.testing.assert_array_equal(found.maximum, found.values[:, 0])
+
+
+def test_names_past_the_limit_are_refused_once(
+    log: MetricsLog, sent: list[Samples], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in range(NAMES + 500):
+        log.log_metrics(0, **{f"m{name}": 1}, kept=2)
+    assert len(table_of(log, sent).names) == NAMES
+    assert capsys.readouterr().err == (
+        f"log_metrics: 'm{NAMES - 1}' and further new names are dropped, because this cell has logged {NAMES} "
+        "metrics; put a varying number into the step, not into the name\n"
+    )
+    log.log_metrics(0, of_the_next_cell=1.0)
+    table = table_of(log, sent)
+    assert len(table.rows("kept")) == NAMES + 500
+    assert "of_the_next_cell" in table.names
+
+
+@pytest.mark.filterwarnings("error")
+def test_metric_is_gathered_by_step_and_rank() -> None:
+    inf = math.inf
+    found = table_with(*((rank, 1, step, rank + step) for step in range(3) for rank in range(2))).gather("loss")
+    assert (found.ranks, found.steps.tolist(), found.values.tolist()) == ((0, 1), [0, 1, 2], [[0, 1], [1, 2], [2, 3]])
+    for values, expected in ((found.mean, [0.5, 1.5, 2.5]), (found.minimum, [0, 1, 2]), (found.maximum, [1, 2, 3])):
+        assert values.tolist() == expected
+    diverged = table_with(*((rank, 1, step, value) for rank in range(2) for step, value in ((0, inf), (2, 1e308))))
+    diverged.add(0, unpack(pack([(1.0, 1, {"loss": inf})], 1)))
+    diverged.add(1, unpack(pack([(1.0, 1, {"loss": -inf})], 1)))
+    np.testing.assert_array_equal(diverged.gather("loss").mean, [inf, math.nan, 1e308])
+    np.testing.assert_array_equal(diverged.gather("loss").spread, [math.nan, inf, 0])
+    with pytest.raises(KeyError, match="no rank has logged 'lost'; logged are: loss"):
+        diverged.gather("lost")
+
+
+def test_steps_may_decrease_be_missing_and_be_huge() -> None:
+    jumping = table_with(*((0, 1, step, step + 0.5) for step in (3, 1, 2**53, 1))).gather("loss")
+    assert jumping.steps.tolist() == [1, 3, 2**53]
+    assert jumping.values[:2].tolist() == [[1.5], [3.5]]
+    assert table_with((0, 1, None, 1), (1, 1, None, 3), (0, 1, None, 2)).gather("loss").steps.tolist() == [0, 1]
+
+
+def test_repeated_cell_starts_a_new_curve_and_keeps_the_earlier_one() -> None:
+    table = table_with(*((rank, 1, step, step) for rank in range(2) for step in range(5)), (0, 2, 0, 10), (0, 2, 1, 11))
+    assert table.gather("loss").values.tolist() == [[10], [11]]
+    assert table.gather("loss", cell=1).values.shape == (5, 2)
+
+
+def test_frame_and_files_hold_every_value(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
+
+    table = table_with(*((rank, 4, step, rank + (step or 0)) for rank in range(2) for step in (0, 10, 20, None)))
+    frame = table.to_frame()
+    assert list(frame["step"].dropna()) == [0, 10, 20] * 2
+    pivot = frame.dropna(subset="step").pivot_table(index="step", columns="rank", values="value")
+    assert pivot.to_numpy().tolist() == [[0, 1], [10, 11], [20, 21]]
+    assert set(frame["cell"]) == {4}
+    assert str(frame["time"].dtype).endswith("UTC]")
+    table.to_csv(tmp_path / "metrics.csv")
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["time_s", "cell", "step", "rank", "name", "value"]
+    assert [float(row["value"]) for row in rows if row["rank"] == "1"] == [1, 11, 21, 1]
+    table.to_tensorboard(tmp_path / "events")
+    for rank in range(2):
+        events = EventAccumulator(str(tmp_path / "events" / f"rank{rank}"))
+        events.Reload()
+        found = [(event.step, event.value) for event in events.Scalars("loss")]
+        assert found == [(0, rank), (10, rank + 10), (20, rank + 20), (3, rank)]  # without a step: its number
 
 
 def test_values_beyond_the_rate_limit_are_dropped_and_counted(
@@ -120,14 +241,21 @@ def test_table_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -
 
 def test_file_longer_than_the_table_is_read_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_table, "ROWS", 20)
-    records = [{"time_s": step + 1.0, "cell": None, "step": step, "values": {"x": "nan"}} for step in range(25)]
-    (tmp_path / "rank3.metrics.jsonl").write_text("\n".join(['0, "cut": 1}', *map(json.dumps, records), '{"time_s']))
+    errors: list[OSError] = []
+    file = MetricsFile(lambda _path, error: errors.append(error))
+    file.place(str(tmp_path / "rank3.log"))
+    for step in range(25):
+        file.write(unpack(pack([(step + 1.0, step, {"x": math.nan})], cell=None)))
+    file.close()
+    with (tmp_path / "rank3.metrics.jsonl").open("a") as growing:
+        growing.write('{"time_s')
     table = MetricsTable()
     table.read(tmp_path)
     assert [(row.rank, row.cell, row.step) for row in table.rows()] == [(3, None, step) for step in range(15, 25)]
     assert all(math.isnan(row.value) for row in table.rows())
     table.add(3, unpack(pack([(25.0, 24, {"x": 1.0}), (26.0, 25, {"x": 1.0})], cell=None)))
     assert [row.step for row in table.rows()][-2:] == [24, 25]  # what the file had is not added again
+    assert errors == []
 
 
 def test_samples_survive_serialization() -> None:
