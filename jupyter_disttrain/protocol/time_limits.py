@@ -302,8 +302,8 @@ DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has e
 
 # features.telemetry.rank.process_stats
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
-LOOP_SECONDS = 0.3  # between two checks whether a rank's loop has advanced
-NO_LOOP_SECONDS = 1.0  # between two checks whether a cell runs
+LOOP_SECONDS = 0.3  # between two checks whether the loop of a cell has advanced
+NO_LOOP_SECONDS = 0.5  # the same while none runs
 
 # rank.nanny.output_batching
 GATHER_SECONDS = 0.02  # for which printed text is collected into one message

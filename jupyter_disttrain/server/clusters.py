@@ -62,13 +62,7 @@ class Clusters:
         self._live = live
 
     def find(self, cluster_id: str) -> LiveCluster:
-        """Return one cluster.
-
-        Raises
-        ------
-        UsageError
-            If it is not running.
-        """
+        """Return one cluster; raise UsageError if it is not running."""
         for live in self.running():
             if live.file.cluster_id == cluster_id:
                 return live

@@ -170,13 +170,7 @@ class LiveCluster:
         return log_ends(self.log_path, range(len(self._launch.table)) if ranks is None else ranks)
 
     def log_path(self, rank: int) -> Path:
-        """Return the path of a rank's log.
-
-        Raises
-        ------
-        UsageError
-            If there is no such rank, or its log is on another machine.
-        """
+        """Return the path of a rank's log; raise UsageError if there is no such rank, or its log is elsewhere."""
         if not 0 <= rank < len(self._launch.table):
             raise UsageError(f"there is no rank {rank} in {self.file.name!r}; it has {len(self._launch.table)} ranks")
         return require_here(self._launch.folders.rank_log(rank), rank, str(self.file.config["job_file"]))
@@ -184,13 +178,7 @@ class LiveCluster:
     # Actions, called on threads of their own
 
     def ask(self, what: str) -> str:
-        """Interrupt, reset or stop the cluster; returns a text with the process that does it.
-
-        Raises
-        ------
-        UsageError
-            If no process can.
-        """
+        """Interrupt, reset or stop the cluster; return which process does it, or raise UsageError if none can."""
         self._read_again()
         if what == "reset" and self.file.config["job"]:
             raise UsageError(

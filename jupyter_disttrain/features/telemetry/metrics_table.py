@@ -13,11 +13,11 @@ import csv
 import json
 import threading
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ NO_CELL = -1
 _COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(NamedTuple):
     """One value that one rank logged."""
 
     time_s: float  # seconds since the epoch, on the rank
@@ -180,14 +179,9 @@ class MetricsTable:
             rows = rows[rows["name"] == self._names.get(name, -1)]
         return [
             Metric(
-                time_s=time_s,
-                cell=None if cell == NO_CELL else cell,
-                step=None if step == NO_STEP else step,
-                rank=rank,
-                name=names[named],
-                value=value,
+                at, None if cell == NO_CELL else cell, None if step == NO_STEP else step, rank, names[name_at], value
             )
-            for time_s, cell, step, named, rank, value in rows.tolist()
+            for at, cell, step, name_at, rank, value in rows.tolist()
         ]
 
     def gather(self, name: str, cell: int | None = None) -> Gathered:
@@ -223,13 +217,7 @@ class MetricsTable:
         return found
 
     def to_frame(self) -> pd.DataFrame:
-        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value.
-
-        Raises
-        ------
-        ImportError
-            If pandas is not installed.
-        """
+        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value; needs pandas."""
         import pandas as pd  # noqa: PLC0415  (import pandas only on request)
 
         _, rows = self.since(0)
@@ -251,18 +239,10 @@ class MetricsTable:
     def to_csv(self, path: str | Path) -> None:
         """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
         with Path(path).open("w", newline="") as file:
-            writer, columns = csv.writer(file), [each.name for each in fields(Metric)]
-            writer.writerow(columns)
-            writer.writerows(map(attrgetter(*columns), self.rows()))
+            csv.writer(file).writerows([Metric._fields, *self.rows()])
 
     def to_tensorboard(self, folder: str | Path) -> None:
-        """Write all values as TensorBoard's event files, one folder per rank; values without a step are numbered.
-
-        Raises
-        ------
-        ImportError
-            If TensorBoard is not installed; the message gives the command that installs it.
-        """
+        """Write all values as TensorBoard's event files, one folder per rank; values without a step are numbered."""
         try:
             from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415
             from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415

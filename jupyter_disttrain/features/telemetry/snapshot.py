@@ -29,15 +29,7 @@ HISTORY = 1500  # points of one metric on one rank that a front end receives whe
 
 
 def snapshot(telemetry: Telemetry, ranks: Sequence[tuple[RankInfo, RankState]]) -> dict[str, Any]:
-    """Return the ranks, the nodes and remarks.
-
-    Parameters
-    ----------
-    telemetry
-        The figures that ranks reported.
-    ranks
-        The identity of each, and its state as recorded by the cluster: see ``Telemetry.state``.
-    """
+    """Return the ranks, the nodes and remarks; ``ranks``: of each its state as known to the cluster, too."""
     figures = telemetry.ranks
     running = {info.rank for info, known in ranks if known is RankState.RUNNING}
     return {
@@ -74,7 +66,7 @@ class Feed:
         self._mark = 0  # in the metrics
         self._until_s: dict[int, float] = {}  # by rank, the time of its last figures
 
-    def devices(self) -> dict[int, list[list[float | None]]]:
+    def devices(self) -> dict[str, list[list[float | None]]]:
         """Return each rank's new figures: time, CPU %, memory, GPU %, GPU memory, steps/s.
 
         Times are seconds since the epoch by the rank's clock.
@@ -89,7 +81,7 @@ class Feed:
                 if vitals.time_s > until_s
             ]
             if points:
-                found[rank] = points
+                found[str(rank)] = points
                 self._until_s[rank] = history[-1].time_s
         return found
 

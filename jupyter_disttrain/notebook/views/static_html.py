@@ -61,7 +61,8 @@ def _table(ranks: Sequence[dict[str, Any]]) -> str:
 def _plot(found: Gathered) -> str:
     """Return one metric as SVG; values that are not finite are gaps."""
     is_band = len(found.ranks) > MOST_LINES
-    end = _common_end(found) if is_band else len(found.steps)
+    # A band ends at the last step that all ranks have logged.
+    end = len(found.steps) - (int(found.is_missing[::-1].argmin(axis=0).max()) if is_band else 0)
     shown = slice(0, end, max(1, math.ceil(end / POINTS)))
     steps = found.steps[shown].astype(float)
     lines = [line[shown] for line in ((found.minimum, found.maximum, found.mean) if is_band else found.values.T)]
@@ -91,7 +92,8 @@ def _plot(found: Gathered) -> str:
         points = " ".join(place(line))
         drawn.append(f'<polyline points="{points}" fill="none" {_style(rank)} stroke-width="1.75"/>')
     bottom = HEIGHT - BOTTOM
-    gaps = LEFT + (_gaps(found, last) - first) * across
+    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
+    gaps = LEFT + (found.steps[is_nan & (found.steps <= last)][:MOST_GAPS] - first) * across
     drawn += [f'<path d="M{x:.1f},{bottom}v5" stroke="{WRONG}"><title>NaN</title></path>' for x in gaps]
     right = f'x="{LEFT - 4}" text-anchor="end"'
     texts = (
@@ -116,12 +118,6 @@ def _style(rank: int) -> str:
     return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'
 
 
-def _common_end(found: Gathered) -> int:
-    """Return the number of steps up to the last one that all ranks have logged."""
-    since_last = found.is_missing[::-1].argmin(axis=0)
-    return len(found.steps) - int(since_last.max())
-
-
 def _legend(found: Gathered, end: int, *, is_band: bool) -> str:
     """Return each line's rank, with the last values."""
     if is_band:
@@ -131,9 +127,3 @@ def _legend(found: Gathered, end: int, *, is_band: bool) -> str:
         for rank, last in zip(found.ranks, found.values[-1], strict=True)
     )
     return " ".join(spans)
-
-
-def _gaps(found: Gathered, last: float) -> np.ndarray:
-    """Return steps up to the last at which a rank logged NaN, at most ``MOST_GAPS``."""
-    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
-    return np.asarray(found.steps[is_nan & (found.steps <= last)][:MOST_GAPS])

@@ -13,6 +13,7 @@ from ...client.registry.cluster_file import running
 from ...features.telemetry.snapshot import snapshot
 from ...features.telemetry.warnings import duration
 from ...protocol.ranks import counted, label_ranks
+from ...protocol.states import RankState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,8 @@ def status_text(cluster: Cluster) -> str:
         for rank, entry in zip(found["ranks"], table, strict=True)
     ]
     launcher = cluster.config.job or cluster.config.launcher
-    progress = cluster.telemetry.remarks.of_progress({rank["rank"] for rank in found["ranks"] if "cell" in rank})
+    running = {entry.info.rank for entry in table if entry.state is RankState.RUNNING}
+    progress = cluster.telemetry.remarks.of_progress(running)
     lines: list[str] = [cluster.job, cluster.lost_because, _warning(cluster), *_align(rows)]
     lines += [_node(node) for node in cluster.telemetry.nodes]
     lines += [progress, *found["remarks"], _metrics(cluster)]

@@ -28,8 +28,6 @@ from .static_html import plots, render_static
 from .status_text import status_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...client import Cluster
 
 log = logging.getLogger(__name__)
@@ -38,6 +36,7 @@ STATIC = Path(__file__).parents[1] / "static"
 # Between two repeats of all data, as long as the page has not requested it: a busy kernel does not receive requests. A
 # page that loads late gets it soon; one that is reloaded while the cell runs, after a while.
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 5.0, 60.0
+ACTIONS = {"interrupt": "interrupt", "reset": "reset", "stop": "shutdown"}  # methods of Cluster, by request
 
 
 class ClusterWidget(anywidget.AnyWidget):
@@ -80,13 +79,7 @@ class ClusterWidget(anywidget.AnyWidget):
         if content.get("ask") == "log":
             ranks = [rank for rank in range(self.cluster.world_size) if content.get("rank") in (rank, "all")]
             return {"logs": log_ends(self._log_path, ranks)}
-        cluster = self.cluster
-        actions: dict[str, Callable[[], object]] = {
-            "interrupt": cluster.interrupt,
-            "reset": cluster.reset,
-            "stop": cluster.shutdown,
-        }
-        actions[content["ask"]]()
+        getattr(self.cluster, ACTIONS[content["ask"]])()
         return {}
 
     def _log_path(self, rank: int) -> Path:
@@ -100,10 +93,10 @@ class ClusterWidget(anywidget.AnyWidget):
                 self._feed = Feed(self.cluster.telemetry)
                 self._repeats_at = time.monotonic() + self._repeat_s
                 self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
-            devices, metrics = self._feed.devices(), self._feed.metrics()
+            metrics = self._feed.metrics()
             content: dict[str, Any] = {}
-            if devices:
-                content["devices"] = {str(rank): points for rank, points in devices.items()}
+            if devices := self._feed.devices():
+                content["devices"] = devices
             if metrics:
                 content["metrics"] = metrics[0]
             if content:

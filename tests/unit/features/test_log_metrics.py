@@ -23,35 +23,31 @@ if TYPE_CHECKING:
     from jupyter_disttrain.protocol.metric_blocks import Samples
 
 
-@pytest.fixture
-def sent() -> list[Samples]:
-    """What ``log`` has sent."""
-    return []
+class Rank:
+    """A rank's log, and what it has sent."""
+
+    def __init__(self) -> None:
+        self.cell = 3  # the number of the running cell
+        self.sent: list[Samples] = []
+        self.log = MetricsLog(lambda: {"number": self.cell}, lambda data: self.sent.append(unpack(data)), lambda: None)
+
+    @property
+    def steps(self) -> list[int | None]:
+        return [step for message in self.sent for _, step, _ in message.rows()]
+
+    def end_cell(self) -> MetricsTable:
+        """End the cell, and return what a client has then received."""
+        self.log.end_cell()
+        table = MetricsTable()
+        for message in self.sent:
+            table.add(0, message)
+        return table
 
 
 @pytest.fixture
-def cell() -> dict[str, Any]:
-    """The running cell of ``log``."""
-    return {"number": 3}
-
-
-@pytest.fixture
-def log(sent: list[Samples], cell: dict[str, Any]) -> MetricsLog:
-    """The log of a rank."""
-    return MetricsLog(lambda: cell, lambda data: sent.append(unpack(data)), lambda: None)
-
-
-def steps_of(sent: list[Samples]) -> list[int | None]:
-    return [step for message in sent for _, step, _ in message.rows()]
-
-
-def table_of(log: MetricsLog, sent: list[Samples], rank: int = 0) -> MetricsTable:
-    """End the cell, and return what a client has then received."""
-    log.end_cell()
-    table = MetricsTable()
-    for message in sent:
-        table.add(rank, message)
-    return table
+def rank() -> Rank:
+    """A rank that has logged nothing."""
+    return Rank()
 
 
 def table_with(*samples: tuple[int, int, int | None, float]) -> MetricsTable:
@@ -74,39 +70,35 @@ def table_with(*samples: tuple[int, int, int | None, float]) -> MetricsTable:
         (2**60, 1, ValueError, r"must be a whole number up to 2\*\*53, not 1152921504606846976"),
     ],
 )
-def test_non_numbers_are_refused(
-    log: MetricsLog, sent: list[Samples], step: Any, value: Any, error: type[Exception], message: str
-) -> None:
+def test_non_numbers_are_refused(rank: Rank, step: Any, value: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        log.log_metrics(step, good=1.0, loss=value)
+        rank.log.log_metrics(step, good=1.0, loss=value)
     with pytest.raises(ValueError, match=r"log_metrics can't use the name '\\ud800': it can't be encoded"):
-        log.log_metrics(0, **{"\ud800": 1.0})
-    assert len(table_of(log, sent)) == 0
+        rank.log.log_metrics(0, **{"\ud800": 1.0})
+    assert len(rank.end_cell()) == 0
 
 
-def test_numbers_of_many_types_are_accepted(log: MetricsLog, sent: list[Samples]) -> None:
+def test_numbers_of_many_types_are_accepted(rank: Rank) -> None:
     inf = math.inf
     values = [1, 2.5, True, torch.tensor(4), torch.tensor(5.0, requires_grad=True), torch.tensor([[6]]), -inf, math.nan]
     for step, value in enumerate(values):
-        log.log_metrics(torch.tensor(step), **{"größe/μ": value})  # type: ignore[arg-type]
-    found = table_of(log, sent).gather("größe/μ")
+        rank.log.log_metrics(torch.tensor(step), **{"größe/μ": value})  # type: ignore[arg-type]
+    found = rank.end_cell().gather("größe/μ")
     assert found.steps.tolist() == list(range(len(values)))
     np.testing.assert_array_equal(found.values[:, 0], [1, 2.5, 1, 4, 5, 6, -inf, math.nan])
     np.testing.assert_array_equal(found.maximum, found.values[:, 0])
 
 
-def test_names_past_the_limit_are_refused_once(
-    log: MetricsLog, sent: list[Samples], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_past_the_limit_are_refused_once(rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
     for name in range(NAMES + 500):
-        log.log_metrics(0, **{f"m{name}": 1}, kept=2)
-    assert len(table_of(log, sent).names) == NAMES
+        rank.log.log_metrics(0, **{f"m{name}": 1}, kept=2)
+    assert len(rank.end_cell().names) == NAMES
     assert capsys.readouterr().err == (
         f"log_metrics: 'm{NAMES - 1}' and further new names are dropped, because this cell has logged {NAMES} "
         "metrics; put a varying number into the step, not into the name\n"
     )
-    log.log_metrics(0, of_the_next_cell=1.0)
-    table = table_of(log, sent)
+    rank.log.log_metrics(0, of_the_next_cell=1.0)
+    table = rank.end_cell()
     assert len(table.rows("kept")) == NAMES + 500
     assert "of_the_next_cell" in table.names
 
@@ -163,37 +155,35 @@ def test_frame_and_files_hold_every_value(tmp_path: Path) -> None:
         assert found == [(0, rank), (10, rank + 10), (20, rank + 20), (3, rank)]  # without a step: its number
 
 
-def test_values_beyond_the_rate_limit_are_dropped_and_counted(
-    log: MetricsLog, sent: list[Samples], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_beyond_the_rate_limit_are_dropped_and_counted(rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
     for step in range(LIMIT + 5):
-        log.log_metrics(step, x=step)
-    log.end_cell()
-    assert steps_of(sent) == list(range(5, LIMIT + 5))
-    assert {message.cell for message in sent} == {3}
+        rank.log.log_metrics(step, x=step)
+    rank.log.end_cell()
+    assert rank.steps == list(range(5, LIMIT + 5))
+    assert {message.cell for message in rank.sent} == {3}
     assert capsys.readouterr().err.startswith("log_metrics: 5 calls of this cell were dropped, the earliest first")
 
 
-def test_two_sending_threads_lose_and_repeat_no_value(log: MetricsLog, sent: list[Samples]) -> None:
-    log._per_second = 10**9  # nothing is dropped here
+def test_two_sending_threads_lose_and_repeat_no_value(rank: Rank) -> None:
+    rank.log._per_second = 10**9  # nothing is dropped here
     stop = threading.Event()
 
     def send() -> None:
         while not stop.is_set():
-            log.send()
+            rank.log.send()
 
     threads = [threading.Thread(target=send) for _ in range(2)]
     for thread in threads:
         thread.start()
     for step in range(20_000):
-        log.log_metrics(step, x=1)
+        rank.log.log_metrics(step, x=1)
         if step % 100 == 0:
-            log.end_cell()
+            rank.log.end_cell()
     stop.set()
     for thread in threads:
         thread.join()
-    log.end_cell()
-    assert steps_of(sent) == list(range(20_000))
+    rank.log.end_cell()
+    assert rank.steps == list(range(20_000))
 
 
 class FailedDeviceValue:
@@ -205,23 +195,21 @@ class FailedDeviceValue:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_failing_device_loses_only_its_own_values(
-    log: MetricsLog, sent: list[Samples], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_device_loses_only_its_own_values(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.log_metrics._OnDevice", FailedDeviceValue)
-    log.log_metrics(0, x=1)
-    log._samples.append((0.0, 3, 1, {"x": FailedDeviceValue()}))
-    log.log_metrics(2, x=3)
-    log.end_cell()
-    assert steps_of(sent) == [0, 2]
+    rank.log.log_metrics(0, x=1)
+    rank.log._samples.append((0.0, 3, 1, {"x": FailedDeviceValue()}))
+    rank.log.log_metrics(2, x=3)
+    rank.log.end_cell()
+    assert rank.steps == [0, 2]
 
 
-def test_values_belong_to_the_cell_that_logged_them(log: MetricsLog, sent: list[Samples], cell: dict[str, Any]) -> None:
-    log.log_metrics(0, x=1)
-    cell["number"] = 4
-    log.log_metrics(0, x=2)
-    log.end_cell()
-    assert [(message.cell, values["x"]) for message in sent for _, _, values in message.rows()] == [(3, 1), (4, 2)]
+def test_values_belong_to_the_cell_that_logged_them(rank: Rank) -> None:
+    rank.log.log_metrics(0, x=1)
+    rank.cell = 4
+    rank.log.log_metrics(0, x=2)
+    rank.log.end_cell()
+    assert [(message.cell, values["x"]) for message in rank.sent for _, _, values in message.rows()] == [(3, 1), (4, 2)]
 
 
 def test_table_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

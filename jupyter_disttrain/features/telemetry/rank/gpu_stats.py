@@ -71,17 +71,16 @@ class Gpu:
         """Return the figures; those that this GPU does not report are left out."""
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
-        use = self._ask(nvml.nvmlDeviceGetUtilizationRates)
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
-        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         figures = {
             "name": self._name,
-            "percent": None if use is None else use.gpu,
-            "memory_used_bytes": None if memory is None else memory.used,
-            "memory_total_bytes": None if memory is None else memory.total,
+            "percent": getattr(self._ask(nvml.nvmlDeviceGetUtilizationRates), "gpu", None),
+            "memory_used_bytes": getattr(memory, "used", None),
+            "memory_total_bytes": getattr(memory, "total", None),
             "celsius": self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             "watts": None if power is None else round(power / _MILLI, 1),
-            "limited_by": None if limits is None else _limits(limits),
+            "limited_by": ", ".join(dict.fromkeys(name for bit, name in _LIMITS.items() if limits & bit)) or None,
             "ecc_errors": self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
@@ -105,11 +104,6 @@ class Gpu:
         with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or no permission
             return question(self._handle, *arguments)
         return None
-
-
-def _limits(reasons: int) -> str | None:
-    found = dict.fromkeys(name for bit, name in _LIMITS.items() if reasons & bit)
-    return ", ".join(found) or None
 
 
 @functools.cache

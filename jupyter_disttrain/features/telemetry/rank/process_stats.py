@@ -87,10 +87,11 @@ class Vitals:
                 if is_due:
                     due = now + self._pause
                     self._usage = self._measure(now, gpu)
-                    if node is not None:
-                        self._ready.put(node.read())
                 if is_due or _loop(before) != _loop(self._status):
                     self._ready.put(self._vitals(now))
+                    self._wake()
+                if is_due and node is not None:
+                    self._ready.put(node.read())
                     self._wake()
             except psutil.NoSuchProcess:
                 return  # the rank has exited, which is reported separately

@@ -97,14 +97,14 @@ class Sampler:
         else:
             frame = sys._current_frames()[self._main]  # noqa: SLF001
             own = (each.f_lineno for each in outwards(frame) if is_own(each.f_code.co_filename) and each.f_lineno)
-            call = self._call(frame, now)
+            line, call = next(own, None), self._call(frame, now)
             waits_s = now - self._waits_since if self._waits_since else 0.0
             done, total, left_s = self._progress.loop
             found = {
                 "state": RankActivity.IN_COLLECTIVE if waits_s > WAITING_SECONDS else RankActivity.RUNNING,
                 "cell": cell["number"],
                 "execution_count": cell["execution_count"],
-                "line": next(own, None),
+                "line": line,
                 "call": call[:CALL_CHARACTERS],
                 "waits_s": round(waits_s, 1),
                 "done": min(done, total),

@@ -41,13 +41,8 @@ def where(
 ) -> dict[str, Any]:
     """Return what the rank is doing.
 
-    Parameters
-    ----------
-    group, cell
-        The process group, None on a rank without torch; the kernel's record of the current cell, None while it is idle.
-    about
-        Collectives that other ranks wait in, each by its group's name, its number and its backend: the reply has what
-        this rank called there.
+    ``group`` is None on a rank without torch, ``cell`` while it is idle. ``about``: collectives that other ranks wait
+    in, each by its group's name, its number and its backend; the reply has what this rank called there.
     """
     found: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
     if group is not None and about:
