@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from jupyter_client.session import DELIM
 from ..errors import LaunchError, UsageError
 from ..features.batch_jobs import client as batch_jobs
 from ..launchers.folders import BROUGHT_METRICS
-from ..protocol.messages import OPTIONS, NannyHello, RankDeath
+from ..protocol.messages import OPTIONS, RankDeath
 from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
 from ..protocol.states import RankState
 from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_REPEAT_SECONDS, BEGIN_SECONDS, RANK_SECONDS
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 
     from ..protocol.connection_file import JobFile
     from .cells.cell_run import CellRun
-    from .cells.executor import Cells
     from .recovery.supervisor import Supervisor
+    from .session_messages import SessionMessages
     from .startup.rank_table import RankEntry
     from .transport.link import Message
 
@@ -74,25 +73,25 @@ def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecy
 
 def _attach_to_job(lifecycle: Lifecycle, job_file: JobFile) -> None:
     """Attach to a job whose ranks have not been identified yet."""
-    session, dispatcher = lifecycle.session, lifecycle.dispatcher
+    session = lifecycle.session
     started = time.monotonic()
-    session.launch = batch_jobs.JobLaunch(job_file, session.config, dispatcher.on_message, dispatcher.on_lost)
+    session.launch = batch_jobs.JobLaunch(job_file, session.config)
     session.launch.decide()
     session.launch.start()
     with _watched(lifecycle):
+        session.launch.dispatcher.open(lifecycle.messages)
         session.is_first = True
         session.start_seconds = time.monotonic() - started
 
 
 def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
     """Attach to a cluster that an earlier notebook has left."""
-    session, dispatcher = lifecycle.session, lifecycle.dispatcher
+    session = lifecycle.session
     started = time.monotonic()
-    gate = ReplayGate(dispatcher.on_message)
-    session.launch = join(there, gate, dispatcher.on_lost)
+    session.launch = join(there)
     with _watched(lifecycle):
         _read_metrics(session)
-        session.missed = take_up(session.launch, session.supervisor, session.open_cells, gate, session.interrupt)
+        session.missed = _take_up(session, lifecycle.messages)
         session.start_seconds = time.monotonic() - started
 
 
@@ -140,44 +139,7 @@ def detach(lifecycle: Lifecycle) -> None:
             session.open_cells.abandon("the cluster was detached while the cell ran; %dist_attach resumes the cell")
 
 
-class ReplayGate:
-    """Hold messages back until the earlier ones are known."""
-
-    def __init__(self, pass_on: Callable[[str, Message], None]) -> None:
-        self._pass_on = pass_on
-        self._lock = threading.Lock()
-        self._held: list[tuple[str, Message]] | None = []
-        self._known: set[str] = set()
-        self.is_subscribed = threading.Event()  # set at a nanny's hello: the subscription is active from then on
-
-    def __call__(self, channel: str, message: Message) -> None:
-        """Handle a message; called on the link's thread."""
-        if message["header"]["msg_type"] == NannyHello.msg_type:
-            self.is_subscribed.set()
-            return
-        with self._lock:
-            if self._held is not None:
-                self._held.append((channel, message))
-                return
-            if message["header"].get("msg_id") in self._known:
-                return
-        self._pass_on(channel, message)
-
-    def open(self, earlier: list[Message], on_reply: Callable[[Message], bool]) -> None:
-        """Pass on the earlier messages, then those held back, without duplicates; hold back nothing from now on."""
-        with self._lock:
-            self._known = {message["header"]["msg_id"] for message in earlier if "msg_id" in message["header"]}
-            held, self._held = self._held or [], None
-            for message in earlier:
-                self._pass_on("iopub", message)
-            for channel, message in held:
-                if channel == "shell":
-                    on_reply(message)
-                elif message["header"].get("msg_id") not in self._known:
-                    self._pass_on(channel, message)
-
-
-def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> Launch:
+def join(there: ClusterFile) -> Launch:
     """Connect to the ranks of a cluster and take its lease.
 
     Raises
@@ -187,10 +149,10 @@ def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> L
     LaunchError
         If its nannies don't reply.
     """
-    launch = Launch(there.load_config(), gate, on_lost, there)
+    launch = Launch(there.load_config(), there)
     try:
         launch.join()
-        _wait_until_subscribed(launch, gate)
+        _wait_until_subscribed(launch)
     except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
         if isinstance(error, BlockingIOError):
@@ -201,10 +163,10 @@ def join(there: ClusterFile, gate: ReplayGate, on_lost: Callable[[], None]) -> L
     return launch
 
 
-def _wait_until_subscribed(launch: Launch, gate: ReplayGate) -> None:
+def _wait_until_subscribed(launch: Launch) -> None:
     """Ask nannies to publish until the subscription is active: this client misses anything published before."""
     deadline = time.monotonic() + ATTACH_ANSWER_SECONDS
-    while not gate.is_subscribed.wait(ATTACH_REPEAT_SECONDS):
+    while not launch.dispatcher.is_subscribed.wait(ATTACH_REPEAT_SECONDS):
         if time.monotonic() > deadline:
             cluster_id = launch.folders.cluster_id
             raise LaunchError(f"no rank of {cluster_id} replies; jupyter disttrain stop {cluster_id} ends the cluster")
@@ -212,20 +174,18 @@ def _wait_until_subscribed(launch: Launch, gate: ReplayGate) -> None:
             launch.open_link.request(entry.nanny, RepeatHello())
 
 
-def take_up(
-    launch: Launch, supervisor: Supervisor, cells: Cells, gate: ReplayGate, interrupt: Callable[..., None]
-) -> list[CellRun]:
+def _take_up(session: Session, messages: SessionMessages) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
-    runs = [cells.adopt(cell, interrupt) for cell in cells.cell_log.open_cells]
-    table = launch.table
+    launch, cells, table = session.launch, session.open_cells, session.launch.table
+    runs = [cells.adopt(cell, session.interrupt) for cell in cells.cell_log.open_cells]
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
     replays = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
     earlier = [message for entry in asked for message in _published_messages(launch, entry, replays[entry.engine])]
-    gate.open([*earlier, *deaths.values()], launch.open_link.take_reply)
+    launch.dispatcher.open(messages, [*earlier, *deaths.values()])
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
-    _restore_group(launch, supervisor)
+    _restore_group(launch, session.supervisor)
     return runs
 
 
@@ -363,6 +323,4 @@ def _restore_group(launch: Launch, supervisor: Supervisor) -> None:
     formed = {tag for tag in tags if tag.startswith("session/")}
     if "broken" in tags or len(formed) > 1:
         supervisor.release()
-        for entry in launch.table:
-            if entry.state == RankState.IDLE:
-                supervisor.on_reply(entry.info.rank, failed=True, broken=True)
+        supervisor.on_group_ended()

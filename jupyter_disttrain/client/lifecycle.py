@@ -24,16 +24,14 @@ from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import deferred_interrupts, raise_interrupted
 from .recovery.explanations import error_text
+from .session_messages import SessionMessages
 from .startup.launch import Launch
 from .startup.progress import StartProgress
-from .transport.dispatch import MessageDispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .session import Session
-
-START = "start one with %dist_init"
 
 _open: weakref.WeakSet[Lifecycle] = weakref.WeakSet()  # of the open clusters of this process
 
@@ -51,7 +49,7 @@ class Lifecycle:
 
     def __init__(self, session: Session, report: Callable[[str], None] | None = None) -> None:
         self.session = session
-        self.dispatcher = MessageDispatcher(
+        self.messages = SessionMessages(
             session,
             interrupt=self.interrupt_in_background,
             reset=lambda: self.reset_because("it was requested in the side panel"),
@@ -82,7 +80,7 @@ class Lifecycle:
     def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
         config = self.session.config
         progress = StartProgress(config, self._report, on_start or (lambda _text: None))
-        return Launch(config, self.dispatcher.on_message, self.dispatcher.on_lost, progress=progress)
+        return Launch(config, progress=progress)
 
     def _start(self, launch: Launch) -> None:
         """Start the ranks; decide first where they run, unless that is done."""
@@ -98,6 +96,7 @@ class Lifecycle:
             with deferred_interrupts():
                 self.watch()
                 is_up = True
+                launch.dispatcher.open(self.messages)
         except BaseException as error:  # also a KeyboardInterrupt, wherever it is raised
             if is_up:
                 session.stop_watching()
@@ -197,7 +196,7 @@ class Lifecycle:
             state.closed_because = reason
             self._close()
             try:
-                self._end_ranks(f"the cluster {session.config.name!r} {reason} while the cell ran; {START}")
+                self._end_ranks(str(state.closed_error()))
             except Exception as error:
                 state.closed_because += f", and not all its processes could be ended: {error_text(error)}"
                 raise
@@ -231,7 +230,7 @@ class Lifecycle:
 
     def end_because(self, reason: str) -> None:
         """End the wait for cells at once, and the ranks on a thread of its own."""
-        self.session.abandon_cells(f"the cluster {self.session.config.name!r} {reason}; {START}")
+        self.session.abandon_cells(str(self.session.launch.state.closed_error(reason)))
         self._in_background("end", self.shutdown, reason)
 
     def leave_because(self, reason: str) -> None:

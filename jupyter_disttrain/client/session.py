@@ -3,7 +3,7 @@
 Covers: configuration, launch, recovery, cells and the watch of the Slurm job, which a reset replaces; running and
 interrupting cells; when the ranks were last used.
 Does not cover: starting, resetting and ending the ranks (``client.lifecycle``), messages that ranks publish
-(``client.transport.dispatch``).
+(``client.session_messages``).
 """
 
 from __future__ import annotations

@@ -46,40 +46,25 @@ class LiveCluster:
         self._lock = threading.Lock()
         self._dead: set[int] = set()
         self._acknowledged: dict[str, threading.Event] = {}
-        self._launch = Launch(file.load_config(), self._on_message, self._on_lost, file)
-        self._gate: list[tuple[str, Message]] | None = []  # messages that arrive before earlier metrics are read
+        self._launch = Launch(file.load_config(), file)
         try:
             self._launch.join(observer=True)
             folders = self._launch.folders
             if any(folders.metrics.glob("*.metrics.jsonl")):
                 self.telemetry.metrics.read(folders.metrics)
-            self._open_gate()
+            self._launch.dispatcher.open(self)
         except BaseException:  # also after an interrupt, the link's thread and sockets must not stay
             self._launch.leave()
             raise
-
-    def _open_gate(self) -> None:
-        while self._gate is not None:
-            with self._lock:
-                held = self._gate
-                self._gate = [] if held else None
-            for channel, message in held:
-                self._take(channel, message)
 
     def close(self) -> None:
         """Detach from the cluster."""
         self._launch.leave()
 
-    # Messages, on the link's thread
+    # Messages
 
-    def _on_message(self, channel: str, message: Message) -> None:
-        with self._lock:
-            if self._gate is not None:
-                self._gate.append((channel, message))
-                return
-        self._take(channel, message)
-
-    def _take(self, channel: str, message: Message) -> None:
+    def on_message(self, channel: str, message: Message) -> None:
+        """Handle a message of a rank or a nanny."""
         if channel not in ("iopub", FIGURES):
             return
         msg_type, content = message["header"]["msg_type"], message["content"]
@@ -132,7 +117,8 @@ class LiveCluster:
         with self._lock:
             self._dead -= {entry.info.rank for entry in self._launch.table if entry.engine not in known}
 
-    def _on_lost(self) -> None:
+    def on_lost(self) -> None:
+        """Record that the cluster has ended."""
         self.ended = True
 
     # State and metrics

@@ -15,7 +15,6 @@ from ...protocol.ranks import label_ranks
 from ...protocol.states import RankState
 from ...protocol.time_limits import GIVE_UP_SECONDS, SPACE_SECONDS
 from ...sigint import PATIENT_INTERRUPTS, held_interrupts
-from ..recovery import memory_shortage
 from ..recovery.explanations import remedy
 from ..startup.rank_table import check_idle
 from . import variables
@@ -238,25 +237,10 @@ class Cells:
             quiet = options.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.group = options.get("group", entry.group)
-            failed = content["status"] != "ok"
-            entry.failure = f"{content['ename']}: {content['evalue']}" if failed else ""
+            entry.failure = "" if content["status"] == "ok" else f"{content['ename']}: {content['evalue']}"
             if entry.state == RankState.RUNNING:
                 entry.state = RankState.IDLE
-            # A cell that fails between the end of one group and the creation of the next leaves none.
-            broken = entry.group == "broken" or (failed and not entry.group)
-            if memory_shortage.is_shortage(content):
-                self._supervisor.note(memory_shortage.held(self._launch.table))
-            if memory_shortage.is_shortage_of_gpu(content):
-                self._supervisor.note(memory_shortage.held_on_gpus(self._supervisor.remarks.vitals))
-            if content.get("device_lost"):
-                self._supervisor.end_process(
-                    entry, f"rank {rank} on {entry.info.host} lost its GPU's context: {content['evalue']:.120}"
-                )
-            uneven = self._launch.steps.replied(rank, entry.group, content, failed=failed)
-            broken = broken or uneven or bool(content.get("step_cut_off"))
-            if content.get("mpi_revoked"):
-                self._launch.state.mpi_revoked = broken = True
-            self._supervisor.on_reply(rank, failed=failed, broken=broken)
+            self._supervisor.on_reply(entry, content)
             run.put(event)  # after the supervisor: the wait for the cell then checks whether the session settled
 
         return on_reply
@@ -286,12 +270,8 @@ class Cells:
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent must get the event too
             entry.state, entry.failure = RankState.DEAD, event.record.cause
-            self._launch.steps.died(entry.info.rank)
-            if memory_shortage.may_be_shortage(event.record):
-                peaks = {entry.info.rank: event.record.peak_bytes} if event.record.peak_bytes else None
-                self._supervisor.note(memory_shortage.held(self._launch.table, peaks))
             # Before the cells: the wait for a cell then checks whether the session has settled.
-            self._supervisor.on_death(entry.info.rank)
+            self._supervisor.on_death(entry, event.record)
             runs = [run for run, rank in list(self._cells.values()) if rank == entry.info.rank]
             for run in runs:
                 run.put(event)

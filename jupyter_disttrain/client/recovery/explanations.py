@@ -2,7 +2,7 @@
 
 Covers: ranks that the notebook started, ranks of a job, ranks behind a tunnel; the remedies.
 Does not cover: detecting the loss (``client.transport.link``, ``heartbeat``), what follows from it
-(``client.transport.dispatch``, ``supervisor``).
+(``client.session_messages``, ``supervisor``).
 """
 
 from __future__ import annotations

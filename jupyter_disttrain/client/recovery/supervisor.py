@@ -23,6 +23,7 @@ from ...protocol.ranks import label_ranks
 from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
 from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
+from . import memory_shortage
 from .explanations import error_text, remedy
 from .hang_detection import HangReport, waited_for, waits_in_mpi
 from .notes import Notes
@@ -30,10 +31,11 @@ from .stack_collection import StackCollector
 from .state_machine import Do, Phase, Recovery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
     from ...features.telemetry.warnings import Remarks
+    from ...protocol.messages import RankDeath
     from ...protocol.ranks import RankInfo
     from ..startup.launch import Launch
     from ..startup.rank_table import RankEntry
@@ -85,14 +87,33 @@ class Supervisor:
             self._state.on_sent(rank, time.monotonic(), cell)
             self._wake_if(self._sleeps_long)
 
-    def on_reply(self, rank: int, *, failed: bool, broken: bool) -> None:
-        """Record that a rank has ended its cell."""
+    def on_reply(self, entry: RankEntry, content: Mapping[str, Any]) -> None:
+        """Record that a rank has ended its cell, and what the reply shows about its memory, device and groups."""
+        rank, failed = entry.info.rank, content["status"] != "ok"
+        if memory_shortage.is_shortage(content):
+            self.note(memory_shortage.held(self._launch.table))
+        if memory_shortage.is_shortage_of_gpu(content):
+            self.note(memory_shortage.held_on_gpus(self.remarks.vitals))
+        if content.get("device_lost"):
+            self.end_process(
+                entry, f"rank {rank} on {entry.info.host} lost its GPU's context: {content['evalue']:.120}"
+            )
+        # A cell that fails between the end of one group and the creation of the next leaves none.
+        broken = entry.group == "broken" or (failed and not entry.group) or bool(content.get("step_cut_off"))
+        broken |= self._launch.steps.replied(rank, entry.group, content, failed=failed)
+        if content.get("mpi_revoked"):
+            self._launch.state.mpi_revoked = broken = True
         with self._changed:
             self._state.on_reply(rank, time.monotonic(), failed=failed, broken=broken)
             self._wake_if(not self._state.is_calm)
 
-    def on_death(self, rank: int) -> None:
+    def on_death(self, entry: RankEntry, death: RankDeath) -> None:
         """Record that a rank's process has ended."""
+        rank = entry.info.rank
+        self._launch.steps.died(rank)
+        if memory_shortage.may_be_shortage(death):
+            peaks = {rank: death.peak_bytes} if death.peak_bytes else None
+            self.note(memory_shortage.held(self._launch.table, peaks))
         self._apply(lambda state, now: state.on_death(rank, now))
 
     def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
@@ -107,6 +128,10 @@ class Supervisor:
         """Record that a reset or stop, if one was begun after a death, has failed: the ranks stay as they are."""
         self._apply(lambda state, _now: state.on_end_failed())
 
+    def on_group_ended(self) -> None:
+        """Record that the process group of the ranks is unusable."""
+        self._apply(lambda state, _now: state.on_group_ended())
+
     def change(self, rules: Rules) -> None:
         """Apply other rules from now on."""
         self._apply(lambda state, _now: state.change(rules))
@@ -119,7 +144,7 @@ class Supervisor:
         LaunchError
             If the group can't be formed.
         """
-        self._apply(lambda state, _now: state.on_group_ended())
+        self.on_group_ended()
         self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
             raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed again")

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _observing(there: ClusterFile) -> Iterator[Launch]:
-    launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
-    launch.join(observer=True)
+    launch = _join(there)
     try:
         yield launch
     finally:
         launch.leave()
+
+
+def _join(there: ClusterFile) -> Launch:
+    launch = Launch(there.load_config(), there)
+    launch.dispatcher.open(None)
+    launch.join(observer=True)
+    return launch
 
 
 def what_ranks_do(there: ClusterFile) -> str:
@@ -70,7 +76,6 @@ def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
 
 def stop(there: ClusterFile) -> None:
     """End every process of a cluster and remove its folders, whichever process holds it."""
-    launch = Launch(there.load_config(), lambda *_: None, lambda: None, there)
-    launch.join(observer=True)
+    launch = _join(there)
     launch.folders.stop_mark.touch()  # the holder sees ranks end, and must not replace them
     launch.stop()

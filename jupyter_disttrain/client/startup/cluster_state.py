@@ -133,7 +133,7 @@ class ClusterState:
         if self.link is None:
             raise self.closed_error()
 
-    def closed_error(self) -> ClusterClosedError:
-        """Return the error that states why the cluster has ended."""
+    def closed_error(self, because: str = "") -> ClusterClosedError:
+        """Return the error that states why the cluster has ended: the given reason, or the recorded one."""
         how = "" if self.config.job else "; start one with %dist_init"
-        return ClusterClosedError(f"the cluster {self.config.name!r} {self.closed_because}{how}")
+        return ClusterClosedError(f"the cluster {self.config.name!r} {because or self.closed_because}{how}")

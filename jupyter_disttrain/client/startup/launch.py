@@ -21,7 +21,6 @@ from ...launchers.folders import Folders
 from ...launchers.mpi_shared_memory import scarce_shared_memory
 from ...private_files import read_own
 from ...process_table import runs
-from ...protocol.messages import RankDeath
 from ...protocol.ranks import counted
 from ...protocol.requests import End
 from ...protocol.states import RankState
@@ -32,7 +31,8 @@ from ..recovery.explanations import stuck_remedy, why_lost
 from ..recovery.heartbeat import HostHeartbeat
 from ..recovery.replacement import RankReplacer
 from ..registry.cluster_file import Lease, PresenceFile
-from ..transport.link import Link, Message
+from ..transport.dispatch import MessageDispatcher
+from ..transport.link import Link
 from ..transport.ssh_tunnel import tunnel_of
 from .cluster_state import ClusterState
 from .gpus import choose_gpus
@@ -44,9 +44,10 @@ from .rank_assignment import RankAssignment
 from .registration import Registration, as_message, is_here, unreported_deaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from ...config.cluster import ClusterConfig
+    from ...protocol.messages import RankDeath
     from ..recovery.collective_steps import Steps
     from ..registry.cluster_file import ClusterFile
     from .rank_table import RankEntry
@@ -61,8 +62,6 @@ class Launch:
     ----------
     config
         The configuration of the cluster.
-    on_message, on_lost
-        Called on the link's thread: with each message that ranks publish, and when the controller has ended.
     there
         A running cluster to join; None: start a new one, whose placement :meth:`decide` chooses.
     progress
@@ -72,13 +71,12 @@ class Launch:
     def __init__(
         self,
         config: ClusterConfig,
-        on_message: Callable[[str, Message], None],
-        on_lost: Callable[[], None],
         there: ClusterFile | None = None,
         progress: StartProgress | None = None,
     ) -> None:
         self.state = ClusterState.from_file(there, config) if there else ClusterState.before_start(config)
         self.registration = Registration(self.state)
+        self.dispatcher = MessageDispatcher(self.state, self.registration)
         self.assignment = RankAssignment(self.state, self.registration)
         on_cut = self._on_cut if config.job else None
         self._heartbeat = HostHeartbeat(self._on_unreported_death, self._note, on_cut, self._mpiexec_was_killed)
@@ -86,8 +84,6 @@ class Launch:
         self.journal = Journal(began_late=there is not None)
         self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
         self.killed: list[str] = []  # messages about ranks that were killed because they took too long to exit
-        self._on_message = on_message
-        self._on_lost = on_lost
         self._ticks = 0  # calls of ``_on_tick``
         self._is_being_stopped = False
         self._lease: Lease | None = None
@@ -258,7 +254,7 @@ class Launch:
         self.state.generation = there.generation
 
     def _connect(self, info: dict[str, Any], identity: str) -> None:
-        self.state.link = Link(info, identity, self._on_link_message, self._on_controller_lost, self._on_tick)
+        self.state.link = Link(info, identity, self.dispatcher.on_message, self._on_controller_lost, self._on_tick)
 
     def write(self) -> None:
         """Write the cluster file, from which a process that joins later reads the cluster."""
@@ -293,19 +289,12 @@ class Launch:
                 self.config, self.folders, self.table, cut_s=self._cut_s, controller_fate=self.controller_fate
             )
             self.link.fail_requests(self.lost_because)
-            self._on_lost()
+            self.dispatcher.on_lost()
 
     @property
     def controller_fate(self) -> str:
         """How the controller ended, as text; empty while it runs, or where it is unknown."""
         return self.state.processes.controller_fate if self.state.processes is not None else ""
-
-    def _on_link_message(self, channel: str, message: Message) -> None:
-        """Handle registrations and deaths, then pass each message on; called on the link's thread."""
-        if message["header"]["msg_type"] == RankDeath.msg_type:
-            self._note_end(RankDeath.from_content(message["content"]))
-        self.registration.on_message(message)
-        self._on_message(channel, message)
 
     def _on_tick(self) -> None:
         """Report ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
@@ -329,7 +318,7 @@ class Launch:
         self.state.on_note(text)
 
     def _on_unreported_death(self, death: RankDeath) -> None:
-        self._on_link_message("iopub", as_message(death))
+        self.dispatcher.on_message("iopub", as_message(death))
 
     def _check_time(self, arrived: int = 0) -> None:
         assert self.state.processes is not None
@@ -372,17 +361,6 @@ class Launch:
                 link.close()
             self._let_go()
             self._give_back()
-
-    def _note_end(self, death: RankDeath) -> None:
-        """Record a rank that was killed because it took too long to exit; called on the link's thread."""
-        entry = next((each for each in self.table if each.engine == death.engine), None)
-        if entry is None or not death.unfinished:
-            return
-        text = f"rank {entry.info.rank} on {entry.info.host} was killed: {death.unfinished}"
-        if self.link is None:
-            self.killed.append(text)
-        else:
-            self._note(text)
 
     def _give_back(self) -> None:
         with deferred_interrupts():

@@ -48,26 +48,20 @@ class Registration:
         self._checked_at = time.monotonic()
         self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
-    def on_message(self, message: Message) -> None:
-        """Handle a message if it is a hello or a death; called on the link's thread."""
+    def on_record(self, record: RankHello | NannyHello | RankDeath) -> None:
+        """Handle a hello or a death; called on the link's thread."""
         if not self._state.is_started or self.awaits_rank:
-            self.take(message)
+            self._queue.put(record)
             if self._state.link is not None:  # else the sender repeats the message
-                _answer(self._state.link, message)
-        elif message["header"]["msg_type"] == NannyHello.msg_type and not self._state.is_observer:
-            self._send_away(NannyHello.from_content(message["content"]))
+                _answer(self._state.link, record)
+        elif isinstance(record, NannyHello) and not self._state.is_observer:
+            self._send_away(record)
 
     def _send_away(self, hello: NannyHello) -> None:
         """End a rank that registered too late to be used."""
         link = self._state.link
         if link is not None and all(entry.engine != hello.engine for entry in self._state.table):
             link.request(hello.nanny, End())
-
-    def take(self, message: Message) -> None:
-        """Queue a message if it is a hello or a death; called on the link's thread."""
-        for record in (RankHello, NannyHello, RankDeath):
-            if message["header"]["msg_type"] == record.msg_type:
-                self._queue.put(record.from_content(message["content"]))
 
     def wait_for_all(
         self,
@@ -174,13 +168,12 @@ class Registration:
                 _fail_dead(arrival, table)
 
 
-def _answer(link: Link, message: Message) -> None:
+def _answer(link: Link, record: RankHello | NannyHello | RankDeath) -> None:
     """Acknowledge a hello, so that the process stops repeating it so often."""
-    msg_type, content = message["header"]["msg_type"], message["content"]
-    if msg_type == RankHello.msg_type:
-        link.request(content["engine"], AcknowledgeRankHello())
-    elif msg_type == NannyHello.msg_type:
-        link.request(content["nanny"], AcknowledgeNannyHello())
+    if isinstance(record, RankHello):
+        link.request(record.engine, AcknowledgeRankHello())
+    elif isinstance(record, NannyHello):
+        link.request(record.nanny, AcknowledgeNannyHello())
 
 
 def _check_hello(hello: RankHello) -> None:

@@ -1,144 +1,118 @@
-"""Route the messages that ranks and their nannies publish.
+"""Route every message of one launch, from the first hello on.
 
-Covers: passing output to cells, vitals and metrics to telemetry; requests from the side panel, the loss of the
-controller.
-Does not cover: replies (``client.cells.executor``), the sockets (``link``), processes that have no rank yet
-(``client.startup.registration``).
+Covers: hellos and deaths of processes that start, messages that arrive before the ranks are watched.
+Does not cover: replies to requests (``link``), what the messages mean (``client.session_messages``).
 
-Messages are handled on the link's thread; those on deaths in a Slurm job on the thread of ``client.startup.job_watch``.
+Messages are handled on the link's thread; those held back, on the thread that opens the dispatcher.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import logging
+import threading
+from typing import TYPE_CHECKING, Protocol
 
-from ...protocol.messages import Acknowledged, Asked, RankDeath, Used
-from ...protocol.requests import Publish
-from ...protocol.states import RankState
-from ..cells.message_events import event_from
+from ...protocol.messages import NannyHello, RankDeath, RankHello
 from .link import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from ..session import Session
-    from ..startup.rank_table import RankEntry
+    from ..startup.cluster_state import ClusterState
+    from ..startup.registration import Registration
     from .link import Message
 
+log = logging.getLogger(__name__)
 
-class MessageDispatcher:
-    """Routes the published messages of one session.
+_RECORDS = {record.msg_type: record for record in (RankHello, NannyHello, RankDeath)}
 
-    Parameters
-    ----------
-    session
-        The session, whose cells and telemetry receive the messages.
-    interrupt, reset
-        Called when the side panel requests it; must not wait for the ranks.
-    shutdown
-        Called with the reason, to end the cluster; must not wait for that.
-    leave
-        Called with the reason, to close the cluster here and leave its ranks; must not wait for that.
-    """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        interrupt: Callable[[], None],
-        reset: Callable[[], None],
-        shutdown: Callable[[str], None],
-        leave: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._interrupt, self._reset, self._shutdown, self._leave = interrupt, reset, shutdown, leave
-        self._last_asked = ""  # token of the last request from the side panel
-        self._places: dict[str, int] = {}  # index in the table, by engine
+class Receiver(Protocol):
+    """Receives the messages of ranks that are watched; see the module's docstring on threads."""
 
     def on_message(self, channel: str, message: Message) -> None:
-        """Handle a published message; called on the link's thread."""
-        if channel not in ("iopub", FIGURES):
-            return
-        entry = self._entry_of(message["metadata"].get("engine", ""))
-        if entry is None:
-            return
-        rank = entry.info.rank
-        msg_type = message["header"]["msg_type"]
-        if channel == FIGURES:
-            self._session.telemetry.take(rank, msg_type, message["content"])
-        elif msg_type == Used.msg_type:
-            self._session.mark_used()
-        elif msg_type == Asked.msg_type:
-            self._on_asked(Asked.from_content(message["content"]), entry)
-        elif msg_type == RankDeath.msg_type:
-            self._on_rank_death(entry, message)
-        else:
-            self._take(entry, message)
+        """Handle a message."""
 
     def on_lost(self) -> None:
         """Handle the loss of the controller: the ranks can't be reached any more."""
-        session = self._session
-        if session.cells is None:
-            return  # the cluster is being attached to, which fails now
-        launch = session.launch
-        limit = session.config.idle_timeout_s
-        is_stopped, is_unused = launch.is_being_stopped, bool(limit) and session.idle_s >= limit
-        for entry in tuple(launch.table):
-            session.telemetry.end_rank(entry.info.rank, expected=is_stopped or is_unused)
-            entry.state = RankState.DEAD
-        session.supervisor.close()
-        if is_stopped:
-            self._shutdown("was ended by jupyter disttrain stop")
-        elif is_unused:
-            self._shutdown(f"was ended, because it had not been used for {limit:g} s")
-        elif session.config.job:
-            self._leave(launch.lost_because)
+
+
+class MessageDispatcher:
+    """Routes the messages of one launch.
+
+    Hellos and deaths go to the registration. Once the ranks have started, all messages are held back until
+    :meth:`open`. While they start, deaths, vitals and metrics are; output goes to the ranks' logs alone.
+    """
+
+    def __init__(self, state: ClusterState, registration: Registration) -> None:
+        self._state = state
+        self._registration = registration
+        self._lock = threading.Lock()
+        self._is_open = self._is_lost = False
+        self._receiver: Receiver | None = None
+        self._held: list[tuple[str, Message]] = []
+        self._known: set[str] = set()  # IDs of messages that were passed on already
+        self.is_subscribed = threading.Event()  # set at a nanny's hello: the subscription is active from then on
+
+    def on_message(self, channel: str, message: Message) -> None:
+        """Route a message that no request waits for; called on the link's thread."""
+        record = _RECORDS.get(message["header"]["msg_type"])
+        if record is not None:
+            self._registration.on_record(record.from_content(message["content"]))
+            if record is NannyHello:
+                self.is_subscribed.set()
+        if not self._is_open:
+            with self._lock:
+                if not self._is_open:
+                    if self._state.is_started or channel == FIGURES or record is RankDeath:
+                        self._held.append((channel, message))
+                    return
+        self._pass_on(channel, message)
+
+    def on_lost(self) -> None:
+        """Report the loss of the controller, at once or when the dispatcher is opened; called on the link's thread."""
+        with self._lock:
+            self._is_lost, receiver = True, self._receiver
+        if receiver is not None:
+            receiver.on_lost()
+
+    def open(self, receiver: Receiver | None, earlier: Sequence[Message] = ()) -> None:
+        """Pass on the earlier messages, those held back, without duplicates, and then each message at once.
+
+        Parameters
+        ----------
+        receiver
+            Receives the messages; None: they are dropped.
+        earlier
+            Messages that were published before this process subscribed.
+        """
+        with self._lock:
+            self._receiver = receiver
+            self._known = {message["header"]["msg_id"] for message in earlier if "msg_id" in message["header"]}
+            for message in earlier:
+                self._hand_over("iopub", message)
+            for channel, message in self._held:
+                try:
+                    self._release(channel, message)
+                except Exception:
+                    # One message that can't be read must not end the start, as on the link's thread.
+                    log.exception("a message on %s could not be handled", channel)
+            self._held.clear()
+            self._is_open = True
+            is_lost = self._is_lost
+        if is_lost and receiver is not None:
+            receiver.on_lost()
+
+    def _release(self, channel: str, message: Message) -> None:
+        if channel == "shell" and self._state.link is not None:
+            self._state.link.take_reply(message)  # the request may be known by now
         else:
-            session.cells.abandon(launch.lost_because)
+            self._pass_on(channel, message)
 
-    def _on_rank_death(self, entry: RankEntry, message: Message) -> None:
-        """Pass a death on, unless the rank's job has ended: that ends the cluster and explains the death."""
-        entry.has_ended = True
-        session = self._session
+    def _pass_on(self, channel: str, message: Message) -> None:
+        if message["header"].get("msg_id") not in self._known:
+            self._hand_over(channel, message)
 
-        def pass_on() -> None:
-            # A death is reported at every check until it is handled; a later copy may find the rank replaced.
-            if session.launch.table[entry.info.rank] is not entry or entry.state == RankState.DEAD:
-                return
-            session.telemetry.end_rank(entry.info.rank, expected=bool(message["content"]["expected"]))
-            self._take(entry, message)
-
-        if session.job_watch is None:
-            pass_on()
-        else:
-            session.job_watch.if_it_runs(pass_on)
-
-    def _take(self, entry: RankEntry, message: Message) -> None:
-        event = event_from(entry.info.rank, message)
-        if event is not None and self._session.cells is not None:
-            self._session.cells.take(entry, message, event)
-
-    def _entry_of(self, engine: str) -> RankEntry | None:
-        """Return the rank of an engine; None if it is not a rank any more, or not yet."""
-        table = self._session.launch.table
-        at = self._places.get(engine, -1)
-        if at < 0 or at >= len(table) or table[at].engine != engine:
-            self._places = {entry.engine: at for at, entry in enumerate(table)}  # outdated if a rank was replaced
-            at = self._places.get(engine, -1)
-        return table[at] if at >= 0 else None
-
-    def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
-        """Carry out a request from the side panel, whether the notebook is busy or not."""
-        if time.monotonic() > asked.until_s or asked.token == self._last_asked:
-            return  # expired, e.g. while this process was stopped, and reported as failed; or a repetition
-        self._last_asked = asked.token
-        acknowledged = Acknowledged(token=asked.token)
-        request = Publish(record_type=acknowledged.msg_type, content=acknowledged.to_content())
-        self._session.launch.open_link.request(entry.nanny, request)
-        if asked.what == "stop":
-            self._shutdown("was ended from the side panel")
-        elif asked.what == "reset":
-            self._reset()
-        else:
-            self._interrupt()
+    def _hand_over(self, channel: str, message: Message) -> None:
+        if self._receiver is not None:
+            self._receiver.on_message(channel, message)

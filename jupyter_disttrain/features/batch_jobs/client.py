@@ -33,9 +33,8 @@ from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import JOB_MEET_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ...client.transport.link import Message
     from ...protocol.messages import NannyHello, RankHello
     from ...protocol.ranks import RankInfo
 
@@ -172,15 +171,9 @@ def config_of(job_file: JobFile, path: str) -> ClusterConfig:
 class JobLaunch(Launch):
     """The launch of a job's cluster whose ranks have not been identified yet."""
 
-    def __init__(
-        self,
-        job_file: JobFile,
-        config: ClusterConfig,
-        on_message: Callable[[str, Message], None],
-        on_lost: Callable[[], None],
-    ) -> None:
+    def __init__(self, job_file: JobFile, config: ClusterConfig) -> None:
         self._job_file = job_file
-        super().__init__(config, on_message, on_lost)
+        super().__init__(config)
 
     def decide(self) -> None:
         """Set folders, addresses and world size from the job's file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.lifecycle import Lifecycle
 from jupyter_disttrain.errors import ClusterClosedError, RankFailure
+from jupyter_disttrain.protocol.messages import RankDeath
 
 from ...support.process_tools import wait_until
 from ...support.recovery_tools import HOST, SUM, failure_of, is_intact
@@ -96,6 +99,31 @@ def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> Non
     for _ in range(2):
         assert wait_until(kill_new_processes)
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_rank_that_dies_before_the_ranks_are_watched_is_replaced(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, died = Lifecycle.watch, threading.Event()
+
+    def kill_and_watch(lifecycle: Lifecycle) -> None:
+        launch = lifecycle.session.launch
+        on_record = launch.registration.on_record
+
+        def note(record: object) -> None:
+            on_record(record)
+            if isinstance(record, RankDeath):
+                died.set()
+
+        monkeypatch.setattr(launch.registration, "on_record", note)
+        psutil.Process(launch.table[1].info.pid).kill()
+        assert died.wait(60)
+        watch(lifecycle)
+
+    monkeypatch.setattr(Lifecycle, "watch", kill_and_watch)
+    with Cluster(n=2, launcher=launcher) as cluster:
+        assert cluster.run("x = torch.ones(1); dist.all_reduce(x); float(x)").results == {0: 2.0, 1: 2.0}
 
 
 def test_two_ranks_die_at_once(three: Cluster) -> None:

@@ -273,6 +273,7 @@ def test_clusters_of_another_user_on_this_host_are_ignored(tmp_path: Path) -> No
     theirs.mkdir(mode=0o700)
     link.symlink_to("/root")
     try:
+        os.chown(theirs, 65533, -1)  # else clusters that other tests start meanwhile would remove it
         os.utime(theirs, (0, 0))
         code = (
             "import os, pathlib, sys; from jupyter_disttrain.launchers.folders import _sweep; os.setuid(65534); "

@@ -83,7 +83,7 @@ def death(launch: Launch, rank: int) -> Message:
 
 def die(lifecycle: Lifecycle, rank: int) -> None:
     launch = lifecycle.session.launch
-    launch._on_link_message("iopub", death(launch, rank))
+    launch.dispatcher.on_message("iopub", death(launch, rank))
 
 
 def join_background() -> None:

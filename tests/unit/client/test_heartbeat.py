@@ -14,11 +14,10 @@ import pytest
 
 from jupyter_disttrain.client.cells.executor import Cells
 from jupyter_disttrain.client.recovery import heartbeat
-from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.client.recovery.spare_hosts import SpareHosts
+from jupyter_disttrain.client.session_messages import SessionMessages
 from jupyter_disttrain.client.startup.rank_table import RankEntry
 from jupyter_disttrain.client.startup.registration import MISSED_CHECKS, as_message, unreported_deaths
-from jupyter_disttrain.client.transport.dispatch import MessageDispatcher
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
@@ -148,20 +147,20 @@ def test_advice_for_a_lost_host_depends_on_the_launcher(
 def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> None:
     dead, buried = entry(0, "node1", "node1"), list[int]()
     callbacks: list[Callable[[], None]] = []
-    launch = SimpleNamespace(table=[dead], steps=Steps())
-    supervisor = SimpleNamespace(on_death=buried.append, note=lambda _words: None)
+    launch = SimpleNamespace(table=[dead])
+    supervisor = SimpleNamespace(
+        on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _words: None
+    )
     session = SimpleNamespace(
         launch=launch,
-        cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
+        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )
     nothing = lambda *_: None  # noqa: E731
-    dispatcher = MessageDispatcher(
-        cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing
-    )
+    messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):
-        dispatcher.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))
+        messages.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))
     first, second, third = callbacks
     first()
     second()

@@ -58,11 +58,10 @@ def test_start_timeout_of_a_new_process_is_reported_in_tenths_of_a_second() -> N
 def test_repeated_hellos_do_not_postpone_the_start_timeout() -> None:
     registered, has_ended = registration(), threading.Event()
     hello = NannyHello(engine="known", nanny="nanny")
-    message = {"header": {"msg_type": NannyHello.msg_type}, "content": hello.to_content()}
 
     def repeat() -> None:
         while not has_ended.wait(0.02):
-            registered.take(message)
+            registered.on_record(hello)
 
     thread = threading.Thread(target=repeat)
     thread.start()
