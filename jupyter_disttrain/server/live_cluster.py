@@ -49,9 +49,7 @@ class LiveCluster:
         self._launch = Launch(file.load_config(), file)
         try:
             self._launch.join(observer=True)
-            folders = self._launch.folders
-            if any(folders.metrics.glob("*.metrics.jsonl")):
-                self.telemetry.metrics.read(folders.metrics)
+            self.telemetry.metrics.read(self._launch.folders.metrics)
             self._launch.dispatcher.open(self)
         except BaseException:  # also after an interrupt, the link's thread and sockets must not stay
             self._launch.leave()
