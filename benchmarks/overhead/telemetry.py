@@ -21,7 +21,7 @@ from benchmarks.lib import environment
 from benchmarks.lib.command_line import add_write_option, make_parser, report
 from benchmarks.lib.table import markdown_table, page
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.features.telemetry.snapshot import metrics_packet, rank_snapshots
+from jupyter_disttrain.features.telemetry.snapshot import Feed, snapshot
 
 from .page import side_panel, widget
 
@@ -134,21 +134,18 @@ class NotebookCost:
 def notebook_cost(ranks: int, seconds: float) -> NotebookCost:
     """Measure the notebook's process while each rank logs six metrics ten times a second."""
     with Cluster(n=ranks, launcher="local", backend="none", start_timeout_s=300, name="many") as cluster:
-        infos = [entry.info for entry in cluster.table]
         time.sleep(3.0)  # until the telemetry of every rank has arrived
         run = cluster.run(SIX_METRICS.format(seconds=seconds), block=False)
         this_process = psutil.Process()
         begun = this_process.cpu_times()
-        mark, updates, next_state, preparing_s, started_s = 0, 0, 0.0, 0.0, time.monotonic()
+        feed = Feed(cluster.telemetry)
+        updates, next_state, preparing_s, started_s = 0, 0.0, 0.0, time.monotonic()
         while not run.done:
             time.sleep(0.1)  # ten updates a second, as the widget does
             preparing_s -= time.thread_time()
-            if cluster.telemetry.has_metrics:
-                mark, _, _ = metrics_packet(cluster.metrics, mark)
-                updates += 1
+            updates += feed.metrics() is not None
             if time.monotonic() >= next_state:
-                states = {entry.info.rank: entry.state for entry in cluster.table}
-                rank_snapshots(cluster.telemetry, infos, states)
+                snapshot(cluster.telemetry, [(entry.info, entry.state) for entry in cluster.table])
                 next_state = time.monotonic() + 0.5
             preparing_s += time.thread_time()
         ended, elapsed_s = this_process.cpu_times(), time.monotonic() - started_s

@@ -237,19 +237,6 @@ class RankVitals(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopProgress(Record):
-    """Progress of a loop, sent with the output that shows it, so earlier than in RankVitals."""
-
-    msg_type: ClassVar[str] = "loop_progress"
-
-    cell: int
-    execution_count: int | None
-    done: int
-    total: int
-    left_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVitals(Record):
     """Load, memory, disk and traffic of a host."""
 

@@ -59,7 +59,6 @@ class Samples:
     """One message of a rank."""
 
     cell: int | None  # the number of the cell that logged them
-    dropped: int  # samples lost since the last message, because they came faster than they could be sent
     blocks: tuple[Block, ...]
 
     def rows(self) -> Iterator[Sample]:
@@ -68,7 +67,7 @@ class Samples:
             yield from block.rows()
 
 
-def pack(samples: Iterable[Sample], cell: int | None, dropped: int = 0) -> bytes:
+def pack(samples: Iterable[Sample], cell: int | None) -> bytes:
     """Return samples as bytes."""
     heads: list[dict[str, Any]] = []
     numbers = array("d")
@@ -78,7 +77,7 @@ def pack(samples: Iterable[Sample], cell: int | None, dropped: int = 0) -> bytes
             numbers.extend((time_s, math.nan if step is None else step, *values.values()))
             count += 1
         heads.append({"names": names, "count": count})
-    head = json.dumps({"cell": cell, "dropped": dropped, "blocks": heads}).encode()
+    head = json.dumps({"cell": cell, "blocks": heads}).encode()
     head += b" " * (-(_LENGTH.size + len(head)) % numbers.itemsize)  # so that the numbers are aligned
     return _LENGTH.pack(len(head)) + head + numbers.tobytes()
 
@@ -104,6 +103,6 @@ def unpack(data: bytes) -> Samples:
             at = end
         if at != len(data):
             raise ValueError(f"it should have {at} bytes, and has {len(data)}")
-        return Samples(head["cell"], head["dropped"], tuple(blocks))
+        return Samples(head["cell"], tuple(blocks))
     except (struct.error, KeyError, TypeError) as error:
         raise ValueError(f"these bytes are not samples: {error!r}") from error

@@ -262,9 +262,6 @@ ABORT_SECONDS = 5.0  # for groups to be aborted on a GPU, before the process end
 # features.scripts.subprocess_run
 PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
 
-# features.telemetry.rank.progress
-SHOW_SECONDS = 0.02  # between two writes of a loop's progress: a bar may be drawn in every step
-
 # rank.rank_exit
 # For atexit functions, threads and files at the end of a rank; less than KILL_GRACE_SECONDS.
 RANK_EXIT_END_SECONDS = 2.0
@@ -273,6 +270,8 @@ THREADS_SECONDS = 1.5  # of these, for threads that may never end
 # features.telemetry.rank.sampler
 SAMPLER_POLL_SECONDS = 0.25  # between two samples of the main thread while a cell runs
 IDLE_SECONDS = 0.5  # the same while none runs
+# In one collective, before the state of a rank shows it: a training loop is in one much of the time.
+WAITING_SECONDS = 0.3
 
 # rank.startup.startup_args
 JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (--join-timeout)
@@ -301,9 +300,8 @@ DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has e
 
 # features.telemetry.rank.process_stats
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
-LOOP_SECONDS = 0.3  # between two messages with the progress of a rank's loop
-# In one collective, before the state of a rank shows it: a training loop is in one much of the time.
-WAITING_SECONDS = 0.3
+LOOP_SECONDS = 0.3  # between two checks whether the loop of a cell has advanced
+NO_LOOP_SECONDS = 0.5  # the same while none runs
 
 # rank.nanny.output_batching
 GATHER_SECONDS = 0.02  # for which printed text is collected into one message

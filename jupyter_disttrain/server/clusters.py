@@ -46,30 +46,23 @@ class Clusters:
         return list(self._live.values())
 
     def _refresh(self) -> None:
-        running = {found.cluster_id: found for found in cluster_file.running()}
-        live = dict(self._live)
-        for cluster_id, each in list(live.items()):
-            if each.ended or cluster_id not in running:
-                live.pop(cluster_id).close()
-            else:
-                each.refresh(running[cluster_id])
-        for cluster_id, found in running.items():
-            if cluster_id in live:
+        before, live = dict(self._live), {}
+        for found in cluster_file.running():
+            known = before.get(found.cluster_id)
+            if known is not None and not known.ended:
+                known.refresh(found)
+                live[found.cluster_id] = before.pop(found.cluster_id)
                 continue
             try:
-                live[cluster_id] = LiveCluster(found)
+                live[found.cluster_id] = LiveCluster(found)
             except Exception as error:  # noqa: BLE001  (one cluster that can't be followed must not hide the others)
-                self._log.warning("jupyter_disttrain: %s can't be followed: %s", cluster_id, error)
+                self._log.warning("jupyter_disttrain: %s can't be followed: %s", found.cluster_id, error)
+        for ended in before.values():
+            ended.close()
         self._live = live
 
     def find(self, cluster_id: str) -> LiveCluster:
-        """Return one cluster.
-
-        Raises
-        ------
-        UsageError
-            If it is not running.
-        """
+        """Return one cluster; raise UsageError if it is not running."""
         for live in self.running():
             if live.file.cluster_id == cluster_id:
                 return live

@@ -10,7 +10,7 @@ GET  disttrain/api/clusters/ID/log/file?rank=0  a rank's whole log, as text
 WS   disttrain/api/live                         JSON of all clusters; metrics as binary messages
 
 A binary message is the length of its header in 4 bytes, little-endian, the header as JSON, spaces up to a multiple of
-8, and the columns of ``features.telemetry.snapshot.metrics_packet``.
+8, and the columns of ``features.telemetry.snapshot.Feed.metrics``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from tornado.web import Finish, HTTPError, authenticated
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from ..errors import DisttrainError
+from ..features.telemetry.snapshot import Feed
 from ..protocol.time_limits import HANDLERS_METRIC_SECONDS, HANDLERS_STATE_SECONDS
 
 if TYPE_CHECKING:
     from .clusters import Clusters
+    from .live_cluster import LiveCluster
 
 CHUNK_BYTES = 1 << 20
 ALIGNMENT = 8
@@ -42,11 +44,11 @@ def routes(base_url: str) -> list[tuple[str, type[Any]]]:
     """Return the handlers by path."""
     root = url_path_join(base_url, "disttrain/api")
     return [
-        (f"{root}/clusters", ClustersHandler),
-        (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", ActionHandler),
-        (f"{root}/clusters/{_ID}/log", LogHandler),
-        (f"{root}/clusters/{_ID}/log/file", LogFileHandler),
-        (f"{root}/live", LiveHandler),
+        (f"{root}/clusters", _ClustersHandler),
+        (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", _ActionHandler),
+        (f"{root}/clusters/{_ID}/log", _LogHandler),
+        (f"{root}/clusters/{_ID}/log/file", _LogFileHandler),
+        (f"{root}/live", _LiveHandler),
     ]
 
 
@@ -61,7 +63,7 @@ class _Handler(APIHandler):
     async def on_thread(self, work: Any, *args: Any) -> Any:
         """Run work that may wait for a nanny on a thread; the user's errors become a 409 with the message."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, work, *args)
+            return await asyncio.to_thread(work, *args)
         except DisttrainError as error:
             # HTTPError is not used, since its message doubles each percent sign.
             self.set_status(409)
@@ -69,69 +71,54 @@ class _Handler(APIHandler):
             raise Finish from error
 
 
-class ClustersHandler(_Handler):
-    """All clusters."""
-
+class _ClustersHandler(_Handler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Return them as JSON."""
         self.finish(json.dumps(await self.on_thread(self.clusters.snapshot)))
 
 
-class ActionHandler(_Handler):
-    """The user's actions on one cluster."""
-
+class _ActionHandler(_Handler):
     @authenticated
     @authorized
     async def post(self, cluster_id: str, what: str) -> None:
-        """Carry out the action, and return which process did it."""
         text = await self.on_thread(lambda: self.clusters.find(cluster_id).ask(what))
         self.finish(json.dumps({"done": text}))
 
 
 class _LogHandler(_Handler):
+    @authenticated
+    @authorized
+    async def get(self, cluster_id: str) -> None:
+        ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
+        logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
+        self.finish(json.dumps({"logs": logs}))
+
     def rank(self) -> int:
-        """Return the requested rank."""
         try:
             return int(self.get_query_argument("rank", "0"))
         except ValueError:
             raise HTTPError(400, "rank is a number") from None
 
 
-class LogHandler(_LogHandler):
-    """The end of a rank's log, or of each rank's."""
-
+class _LogFileHandler(_LogHandler):
     @authenticated
     @authorized
     async def get(self, cluster_id: str) -> None:
-        """Return it as JSON."""
-        ranks = None if self.get_query_argument("rank", "0") == "all" else [self.rank()]
-        logs = await self.on_thread(lambda: self.clusters.find(cluster_id).log_ends(ranks))
-        self.finish(json.dumps({"logs": logs}))
-
-
-class LogFileHandler(_LogHandler):
-    """The whole log of a rank."""
-
-    @authenticated
-    @authorized
-    async def get(self, cluster_id: str) -> None:
-        """Return it as text, in chunks."""
+        """Return the log in chunks."""
         rank = self.rank()
         path = await self.on_thread(lambda: self.clusters.find(cluster_id).log_path(rank))
         self.set_header("Content-Type", "text/plain; charset=UTF-8")
         self.set_header("Content-Disposition", f'inline; filename="rank{rank}.log"')
-        loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(None, path.exists):
+        if await asyncio.to_thread(path.exists):
             with path.open("rb") as file:
-                while chunk := await loop.run_in_executor(None, file.read, CHUNK_BYTES):
+                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     self.write(chunk)
                     await self.flush()
         self.finish(set_content_type="text/plain; charset=UTF-8")
 
 
-class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """The websocket that publishes changes."""
 
     auth_resource = "disttrain"
@@ -147,22 +134,18 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *_args: str, **_kwargs: str) -> None:
         """Start to publish."""
         super().open()
-        self._marks: dict[str, int] = {}
-        self._sent_until: dict[str, dict[int, float]] = {}
         self._watched: set[str] = set()
+        self._feeds: dict[LiveCluster, Feed] = {}  # of the clusters that are watched
         self._task = asyncio.create_task(self._publish())
 
     def on_message(self, message: str | bytes) -> None:
         """Set the clusters whose metrics the page shows."""
         try:
-            asked = json.loads(message)
-            watched = {str(cluster_id) for cluster_id in asked["watch"]}
+            watched = {str(cluster_id) for cluster_id in json.loads(message)["watch"]}
         except (ValueError, KeyError, TypeError):
             self.close(1003, "not understood")
             return
-        for cluster_id in watched - self._watched:
-            self._marks.pop(cluster_id, None)
-            self._sent_until.pop(cluster_id, None)
+        self._feeds = {live: feed for live, feed in self._feeds.items() if live.file.cluster_id in watched}
         self._watched = watched
 
     def on_close(self) -> None:
@@ -173,25 +156,32 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     async def _publish(self) -> None:
         clusters: Clusters = self.settings["disttrain_clusters"]
-        loop = asyncio.get_running_loop()
-        before = None
+        before: dict[str, Any] = {}
         begun: list[dict[str, str]] = []
         changed: dict[str, int] = {}
         next_state = 0.0
         try:
             while True:
-                was, begun = begun, await loop.run_in_executor(None, clusters.starting)
-                changed_before, changed = changed, clusters.changes()
-                if begun != was or changed != changed_before or time.monotonic() >= next_state:
+                was = begun, changed
+                begun, changed = await asyncio.to_thread(clusters.starting), clusters.changes()
+                is_due = was != (begun, changed) or time.monotonic() >= next_state
+                if is_due:
                     next_state = time.monotonic() + HANDLERS_STATE_SECONDS
-                    state = await loop.run_in_executor(None, clusters.snapshot)
+                    state = await asyncio.to_thread(clusters.snapshot)
                     if state != before:
                         await self.write_message(json.dumps({"type": "state", **state}))
                     before = state
-                    for message in await loop.run_in_executor(None, self._devices, clusters):
+                running = await asyncio.to_thread(clusters.running)
+                watched = (live for live in running if live.file.cluster_id in self._watched)
+                self._feeds = {live: self._feeds.get(live) or Feed(live.telemetry) for live in watched}
+                for live, feed in self._feeds.items():
+                    cluster_id = live.file.cluster_id
+                    if is_due and (devices := await asyncio.to_thread(feed.devices)):
+                        message = {"type": "devices", "id": cluster_id, "ranks": devices}
                         await self.write_message(json.dumps(message))
-                for packet in await loop.run_in_executor(None, self._metrics, clusters):
-                    await self.write_message(packet, binary=True)
+                    if metrics := await asyncio.to_thread(feed.metrics):
+                        header, columns = metrics
+                        await self.write_message(_pack({"id": cluster_id, **header}, columns), binary=True)
                 await asyncio.sleep(HANDLERS_METRIC_SECONDS)
         except WebSocketClosedError:
             return  # the browser has closed the websocket
@@ -199,30 +189,6 @@ class LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             # Catch any error: a task that ended silently would leave the page with an open socket without messages.
             self.log.exception("jupyter_disttrain: no message could be sent to the side panel")
             self.close(1011)  # the page connects again
-
-    def _devices(self, clusters: Clusters) -> list[dict[str, Any]]:
-        messages = []
-        for live in clusters.running():
-            cluster_id = live.file.cluster_id
-            if cluster_id not in self._watched:
-                continue
-            until = self._sent_until.setdefault(cluster_id, {})
-            devices = live.devices(until)
-            if devices:
-                until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
-                messages.append({"type": "devices", "id": cluster_id, "ranks": devices})
-        return messages
-
-    def _metrics(self, clusters: Clusters) -> list[bytes]:
-        packets = []
-        for live in clusters.running():
-            cluster_id = live.file.cluster_id
-            if cluster_id not in self._watched or not live.has_metrics:
-                continue
-            self._marks[cluster_id], header, columns = live.packet(self._marks.get(cluster_id, 0))
-            if header["count"]:
-                packets.append(_pack({"id": cluster_id, **header}, columns))
-        return packets
 
 
 def _pack(header: dict[str, Any], columns: bytes) -> bytes:

@@ -22,7 +22,7 @@ from ..client.startup.launch import Launch
 from ..client.transport.link import FIGURES
 from ..errors import UsageError
 from ..features.telemetry.client import Telemetry
-from ..features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
+from ..features.telemetry.snapshot import snapshot
 from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath
 from ..protocol.requests import Publish
 from ..protocol.states import RankActivity, RankState
@@ -35,17 +35,9 @@ if TYPE_CHECKING:
     from ..client.transport.link import Message
     from ..features.telemetry.rank_figures import RankFigures
 
-WHAT = ("interrupt", "reset", "stop")
-
 
 class LiveCluster:
-    """Follow one cluster until it ends.
-
-    Parameters
-    ----------
-    file
-        The cluster's file.
-    """
+    """Follow one cluster until it ends."""
 
     def __init__(self, file: ClusterFile) -> None:
         self.file = file
@@ -57,9 +49,7 @@ class LiveCluster:
         self._launch = Launch(file.load_config(), file)
         try:
             self._launch.join(observer=True)
-            folders = self._launch.folders
-            if any(folders.metrics.glob("*.metrics.jsonl")):
-                self.telemetry.metrics.read(folders.metrics)
+            self.telemetry.metrics.read(self._launch.folders.metrics)
             self._launch.dispatcher.open(self)
         except BaseException:  # also after an interrupt, the link's thread and sockets must not stay
             self._launch.leave()
@@ -136,8 +126,6 @@ class LiveCluster:
         file = self.file
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
-        known = {info.rank: self._known(info.rank, figures) for info in infos}
-        running = {rank for rank, state in known.items() if state is RankState.RUNNING}
         return {
             "id": file.cluster_id,
             "name": file.name,
@@ -150,55 +138,23 @@ class LiveCluster:
             "job_file": file.config["job_file"],
             "logs": file.run,
             "sample_s": file.config["sample_s"],
-            "ranks": rank_snapshots(self.telemetry, infos, known),
-            "nodes": [node.to_content() for node in self.telemetry.nodes],
-            "remarks": self.telemetry.remarks.of_running(running),
             "hang": explain_figures({rank: each.vitals for rank, each in figures.items()}, file.config["hang_after_s"]),
+            **snapshot(self.telemetry, [(info, self._known(info.rank, figures)) for info in infos]),
         }
 
     def _known(self, rank: int, figures: Mapping[int, RankFigures]) -> RankState:
         if rank in self._dead:
             return RankState.DEAD
         if rank not in figures:
-            return (
-                RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE
-            )  # without figures, assume idle
+            return RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE  # unknown without samples
         return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
 
-    def packet(self, mark: int) -> tuple[int, dict[str, Any], bytes]:
-        """Return the metrics since a mark; see ``metrics_packet``."""
-        return metrics_packet(self.telemetry.metrics, mark)
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether any metric was logged."""
-        return self.telemetry.has_metrics
-
-    def devices(self, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
-        """Return the figures since a time; see ``device_history``."""
-        return device_history(self.telemetry, since_s)
-
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Return the end of the given ranks' logs, None meaning all; see ``client.registry.log_ends``.
-
-        Raises
-        ------
-        UsageError
-            If there is no such rank, or its log is on another machine.
-        """
-        chosen = range(len(self._launch.table)) if ranks is None else ranks
-        for rank in chosen:
-            self.log_path(rank)
-        return log_ends(self._launch.folders.rank_log, chosen)
+        """Return the end of the given ranks' logs, None meaning all, with the errors of :meth:`log_path`."""
+        return log_ends(self.log_path, range(len(self._launch.table)) if ranks is None else ranks)
 
     def log_path(self, rank: int) -> Path:
-        """Return the path of a rank's log.
-
-        Raises
-        ------
-        UsageError
-            If there is no such rank, or its log is on another machine.
-        """
+        """Return the path of a rank's log; raise UsageError if there is no such rank, or its log is elsewhere."""
         if not 0 <= rank < len(self._launch.table):
             raise UsageError(f"there is no rank {rank} in {self.file.name!r}; it has {len(self._launch.table)} ranks")
         return require_here(self._launch.folders.rank_log(rank), rank, str(self.file.config["job_file"]))
@@ -206,15 +162,7 @@ class LiveCluster:
     # Actions, called on threads of their own
 
     def ask(self, what: str) -> str:
-        """Interrupt, reset or stop the cluster; returns a text with the process that does it.
-
-        Raises
-        ------
-        UsageError
-            If no process can.
-        """
-        if what not in WHAT:
-            raise UsageError(f"unknown action {what!r}; choose one of {', '.join(WHAT)}")
+        """Interrupt, reset or stop the cluster; return which process does it, or raise UsageError if none can."""
         self._read_again()
         if what == "reset" and self.file.config["job"]:
             raise UsageError(
@@ -225,16 +173,15 @@ class LiveCluster:
             return f"requested from {self.file.holder}"
         if what == "stop":
             observer.stop(self.file)
-            return "done by the server"
-        if what == "interrupt":
-            observer.interrupt(
-                self._launch, [rank for rank in range(len(self._launch.table)) if rank not in self._dead]
+        elif what == "interrupt":
+            ranks = (entry.info.rank for entry in self._launch.table)
+            observer.interrupt(self._launch, [rank for rank in ranks if rank not in self._dead])
+        else:
+            raise UsageError(
+                f"{self.file.holder}, which held {self.file.name!r}, does not respond, and only the process that "
+                "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
             )
-            return "done by the server"
-        raise UsageError(
-            f"{self.file.holder}, which held {self.file.name!r}, does not respond, and only the process that "
-            "holds a cluster can restart its ranks; stop it here, or attach a notebook to it with %dist_attach"
-        )
+        return "done by the server"
 
     def _ask_holder(self, what: str) -> bool:
         """Ask the notebook's process through a nanny, which publishes the request; returns whether it confirmed."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from tornado.httpclient import HTTPRequest
-from tornado.websocket import websocket_connect
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain import server as server_package
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKEN = "of-these-tests"
+AUTH = {"Authorization": f"token {TOKEN}"}
 READY = re.compile(r"http://127\.0\.0\.1:(\d+)/base/")
 WAIT = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)"
 
@@ -50,18 +51,13 @@ class Server:
     def root(self) -> str:
         return f"http://127.0.0.1:{self.port}/base/disttrain/api"
 
-    def get(self, path: str, token: str = TOKEN) -> Any:
-        headers = {"Authorization": f"token {token}"} if token else {}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{self.root}/{path}", headers=headers), timeout=10
-        ) as reply:
+    def get(self, path: str, data: bytes | None = None) -> Any:
+        request = urllib.request.Request(f"{self.root}/{path}", data, AUTH)
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return json.loads(reply.read())
 
     def post(self, path: str) -> Any:
-        headers = {"Authorization": f"token {TOKEN}"}
-        request = urllib.request.Request(f"{self.root}/{path}", data=b"", headers=headers, method="POST")
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.loads(reply.read())
+        return self.get(path, b"")
 
     def cluster(self, name: str) -> dict[str, Any]:
         """What it reports of a cluster; empty if there is none."""
@@ -139,24 +135,16 @@ def test_cross_site_requests_are_refused(server: Server, seen: Cluster) -> None:
         assert "_xsrf" in reply.read().decode()
 
 
-def test_handlers_are_below_the_base_url_only(server: Server) -> None:
-    with pytest.raises(urllib.error.HTTPError) as caught:
+def test_cluster_and_its_activity_are_reported(server: Server, seen: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:  # only below the base URL
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/disttrain/api/clusters?token={TOKEN}", timeout=60)
-    with caught.value as reply:
-        assert reply.code == 404
-
-
-def test_cluster_is_found_and_reported(server: Server, seen: Cluster) -> None:
+    caught.value.close()
     assert wait_until(lambda: server.states("seen") == ["idle", "idle"])
     found = server.cluster("seen")
-    assert found["id"] == seen.cluster_id
-    assert found["held"]
+    assert (found["id"], found["held"]) == (seen.cluster_id, True)
     assert [rank["pid"] for rank in found["ranks"]] == [entry.info.pid for entry in seen.table]
     assert wait_until(lambda: bool(server.cluster("seen")["nodes"]))
     assert wait_until(lambda: server.cluster("seen")["ranks"][0].get("memory_bytes", 0) > 0)
-
-
-def test_activity_of_a_busy_rank_is_reported(server: Server, seen: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     run = seen.run(WAIT.format(path=str(stop)), 1, block=False, origin=Origin(execution_count=5))
     assert wait_until(lambda: server.states("seen") == ["idle", "running"])
@@ -204,25 +192,26 @@ def test_end_of_a_log_is_sent_with_its_streams(server: Server, seen: Cluster) ->
     both = server.get(f"clusters/{seen.cluster_id}/log?rank=all")["logs"]
     assert [each["rank"] for each in both] == [0, 1]
     assert both[1]["parts"][-2:] == end
-    headers = {"Authorization": f"token {TOKEN}"}
-    request = urllib.request.Request(f"{server.root}/clusters/{seen.cluster_id}/log/file?rank=0", headers=headers)
+    request = urllib.request.Request(f"{server.root}/clusters/{seen.cluster_id}/log/file?rank=0", headers=AUTH)
     with urllib.request.urlopen(request, timeout=10) as reply:
         assert reply.headers["Content-Type"] == "text/plain; charset=UTF-8"
         assert reply.read().decode().endswith("first 0\nbad 0\nlast 0\n")
     assert refused(server, f"clusters/{seen.cluster_id}/log/file?rank=0")[0] == 403
-    status, output = refused(
-        server, f"clusters/{seen.cluster_id}/log?rank=9", headers={"Authorization": f"token {TOKEN}"}
-    )
+    status, output = refused(server, f"clusters/{seen.cluster_id}/log?rank=9", headers=AUTH)
     assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in output) == (409, True)
-    assert refused(server, "clusters/no-1-a/log", headers={"Authorization": f"token {TOKEN}"})[0] == 409
+    assert refused(server, "clusters/no-1-a/log", headers=AUTH)[0] == 409
+
+
+async def connect(server: Server) -> WebSocketClientConnection:
+    url = f"ws://127.0.0.1:{server.port}/base/disttrain/api/live"
+    return await websocket_connect(HTTPRequest(url, headers=AUTH))
 
 
 def test_websocket_sends_state_figures_and_metrics(server: Server, seen: Cluster) -> None:
     seen.run("for step in range(20): log_metrics(step, served=step + rank / 2)")
 
     async def listen() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], bytes]:
-        url = f"ws://127.0.0.1:{server.port}/base/disttrain/api/live"
-        connection = await websocket_connect(HTTPRequest(url, headers={"Authorization": f"token {TOKEN}"}))
+        connection = await connect(server)
         await connection.write_message(json.dumps({"watch": [seen.cluster_id]}))
         state: dict[str, Any] = {}
         devices: dict[str, Any] = {}
@@ -252,8 +241,7 @@ def test_websocket_sends_state_figures_and_metrics(server: Server, seen: Cluster
 
 def test_invalid_request_closes_the_websocket(server: Server) -> None:
     async def ask() -> int | None:
-        url = f"ws://127.0.0.1:{server.port}/base/disttrain/api/live"
-        connection = await websocket_connect(HTTPRequest(url, headers={"Authorization": f"token {TOKEN}"}))
+        connection = await connect(server)
         await connection.write_message("[1")
         while await connection.read_message() is not None:
             pass
@@ -337,13 +325,7 @@ def test_persistent_cluster_of_a_killed_kernel_stays_usable(server: Server) -> N
     assert wait_until(lambda: "in collective" in server.states("orphan"))  # of a group that was formed again since
     assert server.post(f"clusters/{cluster_id}/interrupt") == {"done": "done by the server"}
     assert wait_until(lambda: server.states("orphan") == ["idle", "idle"])
-    status, text = refused(
-        server,
-        f"clusters/{cluster_id}/reset",
-        data=b"",
-        method="POST",
-        headers={"Authorization": f"token {TOKEN}"},
-    )
+    status, text = refused(server, f"clusters/{cluster_id}/reset", data=b"", headers=AUTH)
     assert status == 409
     assert text.endswith(
         "does not respond, and only the process that holds a cluster can restart its ranks; stop it here, or attach "

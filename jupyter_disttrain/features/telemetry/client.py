@@ -1,7 +1,7 @@
 """Collect the figures that ranks and nodes report over time.
 
 Covers: the latest figures of each rank and node, histories for plots, the metrics table, ranks that stopped reporting.
-Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``stragglers``).
+Does not cover: drawing (``notebook``), serving (``server``), explaining differences between ranks (``warnings``).
 
 The notebook's kernel and the server both use it, each with its own subscription.
 """
@@ -12,35 +12,24 @@ import json
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ...protocol.messages import METRICS, LoopProgress, NodeVitals, RankVitals
+from ...protocol.messages import METRICS, NodeVitals, RankVitals
 from ...protocol.metric_blocks import unpack
 from ...protocol.states import RankActivity, RankState
+from .metrics_table import MetricsTable
 from .rank_figures import RankFigures
 from .warnings import Remarks
 
-if TYPE_CHECKING:
-    from .metrics_table import MetricsTable
-
 SILENT_SAMPLES = 4  # missing reports after which a rank's nanny or host counts as not responding
+_NO_CELL: dict[str, Any] = {"cell": None, "execution_count": None, "line": None, "call": "", "waits_s": 0.0}
+_NO_LOOP: dict[str, Any] = {"done": 0, "total": 0, "left_s": None}
 
 
 def _without_cell(vitals: RankVitals) -> RankVitals:
     """Return a rank's figures as they are once its cell has ended."""
     state = RankActivity.IDLE if vitals.state in (RankActivity.RUNNING, RankActivity.IN_COLLECTIVE) else vitals.state
-    return replace(
-        vitals,
-        state=state,
-        cell=None,
-        execution_count=None,
-        line=None,
-        call="",
-        waits_s=0.0,
-        done=0,
-        total=0,
-        left_s=None,
-    )
+    return replace(vitals, state=state, **_NO_CELL, **_NO_LOOP)
 
 
 def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
@@ -49,13 +38,7 @@ def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
 
 
 class Telemetry:
-    """Figures and metrics of one cluster.
-
-    Parameters
-    ----------
-    sample_s
-        Seconds between two reports of a rank, as configured for the cluster; 0 if ranks report none.
-    """
+    """Figures and metrics of one cluster, whose ranks report every ``sample_s`` seconds; 0: not at all."""
 
     def __init__(self, sample_s: float) -> None:
         self._lock = threading.Lock()
@@ -65,39 +48,20 @@ class Telemetry:
         # By rank, the last cell whose end was reported before the rank's figures showed it.
         self._ended: dict[int, int] = {}
         self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with its arrival time and the reporting rank
-        self._metrics: MetricsTable | None = None
+        self.metrics = MetricsTable()  # values that cells logged with ``log_metrics``
         self.changes = 0  # counts urgent changes: progress of loops, ends of cells and of ranks
-        self.remarks = Remarks(lambda: self.ranks)
-
-    @property
-    def metrics(self) -> MetricsTable:
-        """Values that cells logged with ``log_metrics``."""
-        with self._lock:
-            if self._metrics is None:
-                from .metrics_table import MetricsTable  # noqa: PLC0415  (import numpy only if there are metrics)
-
-                self._metrics = MetricsTable()
-            return self._metrics
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether any metric was logged."""
-        return self._metrics is not None
+        self.remarks = Remarks(lambda: self.ranks, self.metrics)
 
     def take(self, rank: int, msg_type: str, data: bytes) -> None:
         """Take a message that a rank's nanny published on ``FIGURES_TOPIC``."""
         if msg_type == METRICS:
-            samples = unpack(data)
-            self.metrics.add(rank, samples)
-            self.remarks.take(rank, samples)
+            self.metrics.add(rank, unpack(data))
         elif msg_type == NodeVitals.msg_type:
             node = NodeVitals.from_content(json.loads(data))
             with self._lock:
                 self._nodes[node.host] = node, time.monotonic(), rank
         elif msg_type == RankVitals.msg_type:
             self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
-        elif msg_type == LoopProgress.msg_type:
-            self._take_loop(rank, LoopProgress.from_content(json.loads(data)))
 
     def end_cell(self, rank: int) -> None:
         """Record that a rank has ended the cell in its latest figures; figures that arrive next may be older."""
@@ -108,37 +72,18 @@ class Telemetry:
                 figures.vitals = _without_cell(figures.vitals)
                 self.changes += 1
 
-    def _take_loop(self, rank: int, progress: LoopProgress) -> None:
-        with self._lock:
-            figures = self._ranks.get(rank)
-            if figures is None or progress.cell == self._ended.get(rank):
-                return
-            before = figures.vitals
-            if before.cell != progress.cell:  # the cell began after the latest figures
-                before = replace(
-                    _without_cell(before),
-                    state=RankActivity.RUNNING if before.state == RankActivity.IDLE else before.state,
-                )
-            figures.vitals = replace(
-                before,
-                cell=progress.cell,
-                execution_count=progress.execution_count,
-                done=progress.done,
-                total=progress.total,
-                left_s=progress.left_s,
-            )
-            self.changes += 1
-
     def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
         with self._lock:
             if vitals.cell is not None and vitals.cell == self._ended.get(rank):
                 vitals = _without_cell(vitals)
             figures = self._ranks.get(rank)
             if figures is None or _is_other_process(figures.vitals, vitals):
-                figures = RankFigures(vitals, time.monotonic())
-                self._ranks[rank] = figures
-            figures.vitals, figures.arrived = vitals, time.monotonic()
-            if vitals.beat_s:  # a rank without a heartbeat so far has no figures to compare with
+                figures = self._ranks[rank] = RankFigures(vitals, time.monotonic())
+            before, figures.vitals, figures.arrived = figures.vitals, vitals, time.monotonic()
+            self.changes += (before.cell, before.done, before.total) != (vitals.cell, vitals.done, vitals.total)
+            # A rank without a heartbeat so far has no figures to compare with. Of figures that were measured together
+            # the first are kept: they are repeated as a loop advances.
+            if vitals.beat_s and not (figures.history and figures.history[-1].time_s == vitals.time_s):
                 figures.history.append(vitals)
 
     def end_rank(self, rank: int, *, expected: bool) -> None:
@@ -165,12 +110,7 @@ class Telemetry:
     def state(self, rank: int, known: RankState) -> tuple[RankState | RankActivity, str]:
         """Return a rank's state, and its text for the user.
 
-        Parameters
-        ----------
-        rank
-            The rank.
-        known
-            The state that the cluster has recorded, which is newer than the rank's reports.
+        ``known`` is the state that the cluster has recorded, which is newer than the rank's reports.
         """
         figures = self._ranks.get(rank)
         if known is RankState.DEAD and rank in self._asked_to_end:

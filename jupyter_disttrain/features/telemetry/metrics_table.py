@@ -1,35 +1,51 @@
 """Keep the values of ``log_metrics``, and aggregate them over ranks.
 
-Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks.
-Does not cover: figures that ranks report by themselves (``client``), files (``metrics_files``).
+Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks; reading
+what the ranks' nannies wrote beside the logs; CSV, TensorBoard's event files.
+Does not cover: figures that ranks report by themselves (``client``), writing beside the logs (``rank.metrics_writer``).
 
 Columns are numpy arrays: a million values take 37 MB, and a reader copies only new rows.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import threading
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .metrics_files import Metric, read_run, write_csv, write_tensorboard
+from ...protocol.metric_blocks import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterator
 
     import pandas as pd
 
     from ...protocol.metric_blocks import Samples
-    from .metrics_files import Sample
 
-MOST_SETS = 1000  # sets of names logged together whose numbers are cached
+MOST_BYTES = 16 << 20  # read per file: some 150,000 values
 ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
 NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
 _COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
+
+
+class Metric(NamedTuple):
+    """One value that one rank logged."""
+
+    time_s: float  # seconds since the epoch, on the rank
+    cell: int | None  # the number of the cell that logged it
+    step: int | None
+    rank: int
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +92,11 @@ class MetricsTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows = np.empty(1024, _COLUMNS)
+        self._rows = np.empty(ROWS, _COLUMNS)  # the system gives memory to what is used of it
         self._count = 0  # rows in use
         self._gone = 0  # rows dropped so far
         self._names: dict[str, int] = {}
-        self._numbers_of: dict[tuple[str, ...], np.ndarray] = {}  # cache: the numbers of names logged together
         self._read_until: dict[int, float] = {}  # by rank, the time up to which its file was read
-        self.dropped = 0  # samples that a rank could not send fast enough
 
     def __len__(self) -> int:
         """Return the number of values kept."""
@@ -101,61 +115,32 @@ class MetricsTable:
     def add(self, rank: int, samples: Samples) -> None:
         """Add a rank's message."""
         with self._lock:
-            until = self._read_until.get(rank)
+            until = self._read_until.get(rank, -np.inf)
             for block in samples.blocks:
-                matrix = block.matrix
-                if until is not None:
-                    matrix = matrix[matrix[:, 0] > until]
-                self._add_matrix(rank, samples.cell, block.names, matrix)
-            self.dropped += samples.dropped
+                matrix = block.matrix[-(ROWS // 2 // max(1, len(block.names))) :]
+                self._add(rank, samples.cell, block.names, matrix[matrix[:, 0] > until])
 
-    def _add_matrix(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
+    def _add(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
         """Add samples with the same names, (samples, 2 + names): see ``metric_blocks.Block``."""
-        numbers = self._numbers_of.get(names)
-        if numbers is None:
-            if len(self._numbers_of) >= MOST_SETS:
-                self._numbers_of.clear()  # each step has names of its own, so caching is useless
-            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in names], "i4")
-            self._numbers_of[names] = numbers
         values = matrix[:, 2:]
         self._make_room(values.size)
         rows = self._rows[self._count : self._count + values.size].reshape(values.shape)
-        steps = matrix[:, 1]
-        is_known = ~np.isnan(steps)
+        steps = matrix[:, 1:2]
         rows["time_s"] = matrix[:, :1]
         rows["cell"] = NO_CELL if cell is None else cell
-        rows["step"] = np.where(is_known, np.where(is_known, steps, 0).astype("i8"), NO_STEP)[:, None]
-        rows["name"] = numbers
+        rows["step"] = np.where(np.isnan(steps), NO_STEP, np.nan_to_num(steps).astype("i8"))
+        rows["name"] = [self._names.setdefault(name, len(self._names)) for name in names]
         rows["rank"] = rank
         rows["value"] = values
         self._count += values.size
 
     def read(self, run: Path) -> None:
         """Fill a new table with what the ranks of a run have logged before this process subscribed."""
-        for rank, samples in read_run(run):
-            self.extend(rank, samples)
-            if samples:
-                self._read_until[rank] = samples[-1][0]
-
-    def extend(self, rank: int, samples: Iterable[Sample]) -> None:
-        """Add samples of a rank that were read from its file."""
-        with self._lock:
-            # JSON has no NaN or infinity, so the file has them as text.
-            new = [
-                (
-                    time_s,
-                    NO_CELL if cell is None else cell,
-                    NO_STEP if step is None else step,
-                    self._names.setdefault(name, len(self._names)),
-                    rank,
-                    float(value),
-                )
-                for time_s, cell, step, values in samples
-                for name, value in values.items()
-            ][-ROWS:]
-            self._make_room(len(new))
-            self._rows[self._count : self._count + len(new)] = new
-            self._count += len(new)
+        until = {}
+        for rank, samples in _read_run(run):
+            self.add(rank, samples)
+            until[rank] = float(samples.blocks[-1].matrix[-1, 0])
+        self._read_until = until
 
     def _make_room(self, count: int) -> None:
         if self._count + count > ROWS:
@@ -163,11 +148,6 @@ class MetricsTable:
             self._gone += self._count - len(kept)
             self._rows[: len(kept)] = kept
             self._count = len(kept)
-        if self._count + count > len(self._rows):
-            size = min(max(2 * len(self._rows), self._count + count), ROWS)
-            rows = np.empty(size, _COLUMNS)
-            rows[: self._count] = self._rows[: self._count]
-            self._rows = rows
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -181,6 +161,16 @@ class MetricsTable:
             start = max(0, mark - self._gone)
             return self._gone + self._count, self._rows[start : self._count].copy()
 
+    def last_number_before(self, row: np.void) -> np.void | None:
+        """Return the last row of a rank's metric in the same cell whose value is not NaN, before ``row``."""
+        with self._lock:
+            rows = self._rows[: self._count]
+            is_before = (rows["time_s"] <= row["time_s"]) & ~np.isnan(rows["value"])
+            for column in ("cell", "name", "rank"):
+                is_before &= rows[column] == row[column]
+            at = np.flatnonzero(is_before)
+            return rows[at[-1]].copy() if len(at) else None
+
     def rows(self, name: str | None = None) -> list[Metric]:
         """Return the values of one metric, or of all."""
         _, rows = self.since(0)
@@ -189,14 +179,9 @@ class MetricsTable:
             rows = rows[rows["name"] == self._names.get(name, -1)]
         return [
             Metric(
-                rank=rank,
-                time_s=time_s,
-                cell=None if cell == NO_CELL else cell,
-                step=None if step == NO_STEP else step,
-                name=names[named],
-                value=value,
+                at, None if cell == NO_CELL else cell, None if step == NO_STEP else step, rank, names[name_at], value
             )
-            for time_s, cell, step, named, rank, value in rows.tolist()
+            for at, cell, step, name_at, rank, value in rows.tolist()
         ]
 
     def gather(self, name: str, cell: int | None = None) -> Gathered:
@@ -232,13 +217,7 @@ class MetricsTable:
         return found
 
     def to_frame(self) -> pd.DataFrame:
-        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value.
-
-        Raises
-        ------
-        ImportError
-            If pandas is not installed.
-        """
+        """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value; needs pandas."""
         import pandas as pd  # noqa: PLC0415  (import pandas only on request)
 
         _, rows = self.since(0)
@@ -259,17 +238,30 @@ class MetricsTable:
 
     def to_csv(self, path: str | Path) -> None:
         """Write all values as comma-separated text, with the columns of :meth:`to_frame`."""
-        write_csv(path, self.rows())
+        with Path(path).open("w", newline="") as file:
+            csv.writer(file).writerows([Metric._fields, *self.rows()])
 
     def to_tensorboard(self, folder: str | Path) -> None:
-        """Write all values as TensorBoard's event files, one folder per rank.
-
-        Raises
-        ------
-        ImportError
-            If TensorBoard is not installed; the message gives the command that installs it.
-        """
-        write_tensorboard(folder, self.rows())
+        """Write all values as TensorBoard's event files, one folder per rank; values without a step are numbered."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415
+            from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
+        except ImportError as error:
+            raise ImportError("event files need the tensorboard package: pip install tensorboard") from error
+        writers: dict[int, Any] = {}
+        counts: Counter[tuple[int, str]] = Counter()
+        try:
+            for row in self.rows():
+                if row.rank not in writers:
+                    writers[row.rank] = EventFileWriter(str(Path(folder) / f"rank{row.rank}"))
+                step = counts[row.rank, row.name] if row.step is None else row.step
+                counts[row.rank, row.name] += 1
+                summary = Summary(value=[Summary.Value(tag=row.name, simple_value=row.value)])
+                writers[row.rank].add_event(Event(wall_time=row.time_s, step=step, summary=summary))
+        finally:
+            for writer in writers.values():
+                writer.close()
 
 
 def gather(name: str, rows: np.ndarray) -> Gathered:
@@ -285,3 +277,28 @@ def gather(name: str, rows: np.ndarray) -> Gathered:
     values[row_at, column_at] = rows["value"]  # the last value of a step that was logged twice
     is_missing[row_at, column_at] = False
     return Gathered(name=name, steps=known_steps, ranks=tuple(ranks.tolist()), values=values, is_missing=is_missing)
+
+
+def _read_run(run: Path) -> Iterator[tuple[int, Samples]]:
+    """Yield each rank of a run with what its cells have logged, the cells one by one."""
+    for path in sorted(run.glob("rank[0-9]*.metrics.jsonl")):
+        rank = int(path.name.removeprefix("rank").partition(".")[0])
+        for cell, records in groupby(_records(path), itemgetter("cell")):
+            # JSON has no NaN or infinity, so the file has them as text.
+            values = (
+                (each["time_s"], each["step"], {name: float(value) for name, value in each["values"].items()})
+                for each in records
+            )
+            yield rank, unpack(pack(values, cell))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the last records of a file, which may be growing."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - MOST_BYTES))
+        for line in file.read(MOST_BYTES).splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # a partial line: the first, one that is being written or was cut off; or an empty one

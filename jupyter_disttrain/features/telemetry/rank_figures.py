@@ -2,7 +2,7 @@
 
 Covers: the last ten minutes of figures; steps and samples per second, the fractions of time spent waiting.
 Does not cover: measuring (``features.telemetry.rank.sampler``), the figures of all ranks (``client``), comparing ranks
-(``stragglers``).
+(``warnings``).
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ class Rates:
 def rates_between(earlier: RankVitals, later: RankVitals) -> Rates | None:
     """Return a rank's speed between two figures; None if they have the same time, or are of two processes."""
     seconds = later.beat_s - earlier.beat_s
-    steps, samples, checks = (
-        later.steps - earlier.steps,
-        later.samples - earlier.samples,
-        later.checks - earlier.checks,
-    )
+    steps, samples = later.steps - earlier.steps, later.samples - earlier.samples
+    checks = later.checks - earlier.checks
     if seconds <= 0 or min(steps, samples, checks) < 0:
         return None
     waited_for_data = later.data_wait_s - earlier.data_wait_s
@@ -62,20 +59,12 @@ class RankFigures:
     arrived: float  # arrival time, by ``time.monotonic`` of this process
     history: deque[RankVitals] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def recent(self) -> tuple[RankVitals, ...]:
-        """Return a copy of the history, to which another thread appends."""
-        while True:
-            try:
-                return tuple(self.history)
-            except RuntimeError:
-                continue  # the deque changed during the copy
-
     def rates(self, seconds: float = RATE_SECONDS) -> Rates | None:
         """Return the speed in the last seconds of the running cell; None if no cell runs."""
         if not self.history or self.vitals.cell is None:
             return None
         last = earlier = self.vitals
-        for each in reversed(self.recent()):
+        for each in reversed(tuple(self.history)):
             if each.cell != last.cell or last.beat_s - earlier.beat_s >= seconds:
                 break
             earlier = each

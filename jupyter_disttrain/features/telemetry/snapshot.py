@@ -1,6 +1,6 @@
 """Convert the state of a cluster to JSON and bytes for a front end.
 
-Covers: what the widget and the side panel draw: ranks, nodes, remarks; the metrics that are new since a mark.
+Covers: what the widget and the side panel draw: ranks, nodes, remarks; the figures and metrics that are new to each.
 Does not cover: sending (``notebook.views.widget``, ``server``), drawing (``labextension/src/view``).
 """
 
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...protocol.states import RankState
+from .metrics_table import NO_STEP
 from .rank_figures import rates_between
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from ...protocol.messages import RankVitals
     from ...protocol.ranks import RankInfo
     from .client import Telemetry
-    from .metrics_table import MetricsTable
     from .rank_figures import RankFigures
 
 MOST_NAMES = 2**16  # that a 16-bit column can distinguish; a page draws some twenty
@@ -25,168 +28,124 @@ LARGEST_HISTORY = 500_000  # values in the first packet: 10 MB
 HISTORY = 1500  # points of one metric on one rank that a front end receives when it opens
 
 
-def rank_snapshots(
-    telemetry: Telemetry, infos: Sequence[RankInfo], known: Mapping[int, RankState]
-) -> list[dict[str, Any]]:
-    """Return a dict per rank.
-
-    Parameters
-    ----------
-    telemetry
-        The figures that ranks reported.
-    infos
-        The identities of the ranks.
-    known
-        Their states as recorded by the cluster: see ``Telemetry.state``.
-    """
+def snapshot(telemetry: Telemetry, ranks: Sequence[tuple[RankInfo, RankState]]) -> dict[str, Any]:
+    """Return the ranks, the nodes and remarks; ``ranks``: of each its state as known to the cluster, too."""
     figures = telemetry.ranks
-    return [_rank(telemetry, info, known[info.rank], figures.get(info.rank)) for info in infos]
+    running = {info.rank for info, known in ranks if known is RankState.RUNNING}
+    return {
+        "ranks": [_rank(telemetry, info, known, figures.get(info.rank)) for info, known in ranks],
+        "nodes": [node.to_content() for node in telemetry.nodes],
+        "remarks": telemetry.remarks.of_running(running),
+    }
 
 
 def _rank(telemetry: Telemetry, info: RankInfo, known: RankState, figures: RankFigures | None) -> dict[str, Any]:
     state, text = telemetry.state(info.rank, known)
-    found: dict[str, Any] = {
-        "rank": info.rank,
-        "host": info.host,
-        "local_rank": info.local_rank,
-        "device": info.device,
-        "pid": info.pid,
-        "state": state,
-        "text": text,
-    }
+    found = _fields(info, "rank", "host", "local_rank", "device", "pid") | {"state": state, "text": text}
     if figures is None:
         return found
     vitals = figures.vitals
-    found |= {"cpu_percent": vitals.cpu_percent, "memory_bytes": vitals.memory_bytes, "steps": vitals.steps}
-    if vitals.gpu is not None:
-        found["gpu"] = vitals.gpu
+    found |= _fields(vitals, "cpu_percent", "memory_bytes", "steps", "gpu")
     # The cluster learns of a cell's end before the next figures arrive.
     if vitals.cell is not None and known is not RankState.IDLE:
-        found |= {"cell": vitals.execution_count, "line": vitals.line, "call": vitals.call}
-        if vitals.total:
-            found |= {"done": vitals.done, "total": vitals.total, "left_s": vitals.left_s}
-    rates = figures.rates()
-    if rates is not None and "cell" in found:
-        found |= {
-            "steps_per_s": rates.steps_per_s,
-            "samples_per_s": rates.samples_per_s,
-            "waiting": rates.waiting,
-            "waiting_for_data": rates.waiting_for_data,
-        }
+        found |= {"cell": vitals.execution_count} | _fields(vitals, "line", "call")
+        found |= _fields(vitals, "done", "total", "left_s") if vitals.total else {}
+        found |= _fields(figures.rates(), "steps_per_s", "samples_per_s", "waiting", "waiting_for_data")
     return {name: value for name, value in found.items() if value is not None}
 
 
-def device_history(telemetry: Telemetry, since_s: Mapping[int, float]) -> dict[int, list[list[float | None]]]:
-    """Return for each rank the figures reported after a time: time, CPU %, memory, GPU %, GPU memory, steps/s.
-
-    Parameters
-    ----------
-    telemetry
-        The figures that ranks reported.
-    since_s
-        By rank, the time of the last figure already received, by the rank's clock in seconds since the epoch.
-    """
-    found = {}
-    for rank, figures in telemetry.ranks.items():
-        history = figures.recent()
-        if not history:
-            continue
-        points = []
-        for before, vitals in zip([history[0], *history], history, strict=False):
-            if vitals.time_s <= since_s.get(rank, 0.0):
-                continue
-            gpu = vitals.gpu or {}
-            rates = rates_between(before, vitals)
-            points.append(
-                [
-                    vitals.time_s,
-                    vitals.cpu_percent,
-                    vitals.memory_bytes,
-                    gpu.get("percent"),
-                    gpu.get("memory_used_bytes"),
-                    None if rates is None else rates.steps_per_s,
-                ]
-            )
-        if points:
-            found[rank] = points
-    return found
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name, None) for name in names}
 
 
-def metrics_packet(table: MetricsTable, mark: int) -> tuple[int, dict[str, Any], bytes]:
-    """Pack the values that arrived after a mark; the first mark is 0 and returns a thinned history.
+class Feed:
+    """Return to one front end what is new to it of a cluster's figures and metrics; at first, what is kept of them."""
 
-    Returns
-    -------
-    tuple
-        The next mark; a header with ``count``, ``names`` and whether this is the ``first`` packet; and the columns one
-        after the other, each of ``count`` numbers in the machine's byte order: steps as Float64, values as Float32,
-        cells as Int32, names and ranks as Uint16. A value without a step has NaN as its step.
-    """
-    import numpy as np  # noqa: PLC0415  (already imported if there are metrics)
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._mark = 0  # in the metrics
+        self._until_s: dict[int, float] = {}  # by rank, the time of its last figures
 
-    from .metrics_table import NO_STEP  # noqa: PLC0415
+    def devices(self) -> dict[str, list[list[float | None]]]:
+        """Return each rank's new figures: time, CPU %, memory, GPU %, GPU memory, steps/s.
 
-    next_mark, rows = table.since(mark)
-    if not mark:
-        rows = _thin(rows)
-    elif len(rows) > LARGEST_PACKET:
-        next_mark -= len(rows) - LARGEST_PACKET
-        rows = rows[:LARGEST_PACKET]
-    rows = rows[rows["name"] < MOST_NAMES]
-    numbers, name_at = np.unique(rows["name"], return_inverse=True)
-    steps = rows["step"].astype(np.float64)
-    steps[rows["step"] == NO_STEP] = np.nan
-    with np.errstate(over="ignore"):  # values too large for Float32 become infinity, which the page draws
-        values = rows["value"].astype(np.float32)
-    columns = (
-        steps,
-        values,
-        rows["cell"].astype(np.int32),
-        name_at.astype(np.uint16),
-        rows["rank"].astype(np.uint16),
-    )
-    names = table.names
-    header = {"count": len(rows), "names": [names[number] for number in numbers], "first": not mark}
-    return next_mark, header, b"".join(column.tobytes() for column in columns)
+        Times are seconds since the epoch by the rank's clock.
+        """
+        found = {}
+        for rank, figures in self._telemetry.ranks.items():
+            history = tuple(figures.history)
+            until_s = self._until_s.get(rank, 0.0)
+            points = [
+                _point(before, vitals)
+                for before, vitals in zip(history[:1] + history, history, strict=False)
+                if vitals.time_s > until_s
+            ]
+            if points:
+                found[str(rank)] = points
+                self._until_s[rank] = history[-1].time_s
+        return found
+
+    def metrics(self) -> tuple[dict[str, Any], bytes] | None:
+        """Pack the new values; None if there are none.
+
+        Returns
+        -------
+        tuple
+            A header with ``count``, ``names`` and whether this is the ``first`` packet, which has a thinned history.
+            And the columns one after the other, each of ``count`` numbers in the machine's byte order: steps as
+            Float64, NaN without one, values as Float32, cells as Int32, names and ranks as Uint16.
+        """
+        is_first = not self._mark
+        self._mark, rows = self._telemetry.metrics.since(self._mark)
+        if is_first:
+            rows = _thin(rows)
+        elif len(rows) > LARGEST_PACKET:
+            self._mark -= len(rows) - LARGEST_PACKET
+            rows = rows[:LARGEST_PACKET]
+        rows = rows[rows["name"] < MOST_NAMES]
+        if not len(rows):
+            return None
+        numbers, name_at = np.unique(rows["name"], return_inverse=True)
+        with np.errstate(over="ignore"):  # values too large for Float32 become infinity, which the page draws
+            values = rows["value"].astype("f4")
+        columns = (
+            np.where(rows["step"] == NO_STEP, np.nan, rows["step"]),
+            values,
+            rows["cell"],
+            name_at.astype("u2"),
+            rows["rank"].astype("u2"),
+        )
+        names = self._telemetry.metrics.names
+        header = {"count": len(rows), "names": [names[number] for number in numbers], "first": is_first}
+        return header, b"".join(column.tobytes() for column in columns)
 
 
-def _thin(rows: Any) -> Any:
+def _point(before: RankVitals, vitals: RankVitals) -> list[float | None]:
+    gpu = vitals.gpu or {}
+    rates = rates_between(before, vitals)
+    return [
+        vitals.time_s,
+        vitals.cpu_percent,
+        vitals.memory_bytes,
+        gpu.get("percent"),
+        gpu.get("memory_used_bytes"),
+        None if rates is None else rates.steps_per_s,
+    ]
+
+
+def _thin(rows: np.ndarray) -> np.ndarray:
     """Keep each metric's last cell, and of that some ``HISTORY`` points per rank, at the same steps on all ranks."""
-    import numpy as np  # noqa: PLC0415
-
-    _, name = np.unique(rows["name"], return_inverse=True)
-    newest = np.full(name.max(initial=-1) + 1, -1)
-    np.maximum.at(newest, name, rows["cell"])
-    is_newest = rows["cell"] == newest[name]
-    rows, name = rows[is_newest], name[is_newest]
-    # First thin out whole steps, then values logged several times in one step.
-    steps = np.lexsort((rows["step"], name))
-    is_new = _differs(name[steps]) | _differs(rows["step"][steps])
-    kept = np.empty(len(rows), bool)
-    kept[steps] = _every(np.cumsum(is_new) - 1, _differs(name[steps]))
-    rows, name = rows[kept], name[kept]
-    series = np.lexsort((rows["rank"], name))
-    is_first = _differs(name[series]) | _differs(rows["rank"][series])
-    chosen = np.empty(len(rows), bool)
-    chosen[series] = _every(np.arange(len(rows)), is_first) | np.roll(is_first, -1)  # keep the last one, too
-    return rows[chosen][-LARGEST_HISTORY:]
-
-
-def _differs(sorted_values: Any) -> Any:
-    """Return where a value differs from the previous one."""
-    import numpy as np  # noqa: PLC0415
-
-    return np.concatenate(([True], sorted_values[1:] != sorted_values[:-1]))[: len(sorted_values)]
-
-
-def _every(numbers: Any, is_first: Any) -> Any:
-    """Choose some ``HISTORY`` of the numbers of each group; they ascend, and ``is_first`` marks where groups begin."""
-    import numpy as np  # noqa: PLC0415
-
-    if not len(numbers):
-        return np.zeros(0, bool)
-    group = np.cumsum(is_first) - 1
-    begins = np.flatnonzero(is_first)
-    ends = np.append(begins[1:], len(numbers)) - 1
-    stride = np.maximum(1, (numbers[ends] - numbers[begins] + 1) // HISTORY)
-    return (numbers - numbers[begins][group]) % stride[group] == 0
+    by_name = np.argsort(rows["name"], kind="stable")
+    bounds = np.flatnonzero(np.diff(rows["name"][by_name])) + 1
+    kept = []
+    for of_name in np.split(by_name, bounds) if len(rows) else ():
+        at = of_name[rows["cell"][of_name] == rows["cell"][of_name].max()]
+        if len(at) <= HISTORY:
+            kept.append(at)
+            continue
+        steps, step_at = np.unique(rows["step"][at], return_inverse=True)
+        at = at[step_at % max(1, len(steps) // HISTORY) == 0]
+        for rank in np.unique(rows["rank"][at]):  # it may have logged several values in one step
+            of_rank = at[rows["rank"][at] == rank]
+            kept += [of_rank[:: max(1, len(of_rank) // HISTORY)], of_rank[-1:]]
+    return rows[np.unique(np.concatenate(kept))][-LARGEST_HISTORY:] if kept else rows

@@ -1,101 +1,75 @@
 """Report problems with metrics and speed to the user while a cell runs.
 
 Covers: a metric that became NaN, a rank that keeps the others waiting, the progress of a loop.
-Does not cover: hangs (``client.recovery.hang_detection``), drawing (``notebook.output.renderer``).
+Does not cover: hangs (``client.recovery.hang_detection``), measuring (``features.telemetry.rank.sampler``).
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...protocol.ranks import label_ranks
 from ...protocol.time_limits import STRAGGLER_SECONDS
-from .stragglers import find_straggler
+from .metrics_table import NO_STEP, MetricsTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from ...protocol.messages import RankVitals
-    from ...protocol.metric_blocks import Sample, Samples
-    from .rank_figures import RankFigures
+    from .rank_figures import RankFigures, Rates
 
 MINUTE, HOUR = 60.0, 3600.0
-
-
-class _Last(NamedTuple):
-    """The last value of a metric on a rank that was not NaN."""
-
-    cell: int | None
-    step: int | None
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Nan:
-    """A metric that a cell has logged as NaN."""
-
-    name: str
-    steps: dict[int, int | None]  # by rank: the first step at which it was NaN
-    before: _Last | None  # last value before, on the rank that reported NaN first
-
-    def __str__(self) -> str:
-        """Return the remark for the user."""
-        step = next(iter(self.steps.values()))
-        at = "" if step is None else f" at step {step}"
-        was = "" if self.before is None else f"; before that it was {self.before.value:.4g}"
-        if self.before is not None and self.before.step is not None:
-            was += f" (step {self.before.step})"
-        return f"{self.name} is NaN on {label_ranks(self.steps)}{at}{was}"
+SLOWER = 1.25  # own time relative to the others' median from which a rank is reported
+WAITED = 0.1  # least fraction of the others' time that has to be lost
+WAITS_ALL_THE_TIME = 0.95
+FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
 
 
 class Remarks:
-    """Watch the metrics and figures that ranks report.
+    """Watch the metrics of ranks, and their figures, which ``figures`` returns."""
 
-    Parameters
-    ----------
-    figures
-        Returns the current figures of each rank.
-    """
-
-    def __init__(self, figures: Callable[[], Mapping[int, RankFigures]]) -> None:
-        self._figures = figures
-        self._lock = threading.Lock()
-        self._last: dict[tuple[int, str], _Last] = {}  # by rank and metric: the last value that was not NaN
+    def __init__(self, figures: Callable[[], Mapping[int, RankFigures]], metrics: MetricsTable) -> None:
         self.of_job: Callable[[], list[str]] = list  # returns remarks on the Slurm job that the ranks run in
-        self._nan: dict[int | None, dict[str, _Nan]] = {}  # by cell and metric
-
-    def take(self, rank: int, samples: Samples) -> None:
-        """Check the values that a rank has logged."""
-        with self._lock:
-            for block in samples.blocks:
-                matrix = block.matrix
-                rows = block.rows() if np.isnan(matrix[:, 2:]).any() else _last_row(block.names, matrix)
-                for _time_s, step, values in rows:
-                    self._check(rank, samples.cell, step, values)
-            for cell in list(self._nan)[:-10]:
-                del self._nan[cell]  # old cells are not queried any more
-
-    def _check(self, rank: int, cell: int | None, step: int | None, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            if not math.isnan(value):
-                self._last[rank, name] = _Last(cell, step, value)
-                continue
-            found = self._nan.setdefault(cell, {})
-            if name not in found:
-                last = self._last.get((rank, name))
-                found[name] = _Nan(name, {}, last if last is not None and last.cell == cell else None)
-            found[name].steps.setdefault(rank, step)
+        self._figures = figures
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._mark = 0  # in the metrics: rows that were searched
+        # By cell and metric: the ranks that have logged NaN, and the remark without them.
+        self._nan: dict[int, dict[int, tuple[set[int], str]]] = {}
 
     def of_values(self, cell: int) -> list[str]:
         """Return remarks on a cell's metrics."""
         with self._lock:
-            return [str(found) for found in self._nan.get(cell, {}).values()]
+            self._mark, rows = self._metrics.since(self._mark)
+            self._find_nan(rows[np.isnan(rows["value"])])
+            names = self._metrics.names
+            found = self._nan.get(cell, {}).items()
+            return [f"{names[name]} is NaN on {label_ranks(ranks)}{text}" for name, (ranks, text) in found]
+
+    def _find_nan(self, rows: np.ndarray) -> None:
+        """Take rows whose value is NaN, of which only the first of each cell, name and rank matters."""
+        key = (rows["cell"].astype("i8") << 40) + (rows["name"].astype("i8") << 16) + rows["rank"]
+        _, first = np.unique(key, return_index=True)
+        for row in rows[np.sort(first)]:
+            of_cell, name = self._nan.setdefault(int(row["cell"]), {}), int(row["name"])
+            if name not in of_cell:
+                of_cell[name] = set(), self._nan_text(row)
+            of_cell[name][0].add(int(row["rank"]))
+        for cell in sorted(self._nan)[:-10]:
+            del self._nan[cell]  # old cells are not queried any more
+
+    def _nan_text(self, row: np.void) -> str:
+        """Return the step at which a rank logged NaN, and its last value before."""
+        last = self._metrics.last_number_before(row)
+        was = "" if last is None else f"; before that it was {last['value']:.4g}"
+        if last is not None and last["step"] != NO_STEP:
+            was += f" (step {last['step']})"
+        return was if row["step"] == NO_STEP else f" at step {row['step']}{was}"
 
     def of_running(self, running: AbstractSet[int]) -> list[str]:
         """Return remarks on the cells that ranks run now."""
@@ -116,8 +90,7 @@ class Remarks:
             for rank, figures in self._figures().items()
             if rank in running and (rates := figures.rates(STRAGGLER_SECONDS)) is not None
         }
-        found = find_straggler(rates) if rates.keys() == running else None
-        return [] if found is None else [str(found)]
+        return list(filter(None, [find_straggler(rates)])) if rates.keys() == running else []
 
     def of_progress(self, running: AbstractSet[int], cell: int | None = None) -> str:
         """Return the progress of the loop that the ranks run, on the slowest of them; empty if it is unknown.
@@ -136,16 +109,41 @@ class Remarks:
         return f"{slowest.done:,} of {slowest.total:,}{left}"
 
 
-def _last_row(names: tuple[str, ...], matrix: np.ndarray) -> list[Sample]:
-    """Return the last sample of a block in a list, which is empty if the block is."""
-    return [
-        (time_s, None if math.isnan(step) else int(step), dict(zip(names, values, strict=True)))
-        for time_s, step, *values in matrix[-1:].tolist()
-    ]
-
-
 def duration(seconds: float) -> str:
     """Format a duration for the user."""
     if seconds < 2 * MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / MINUTE:.0f} min" if seconds < 2 * HOUR else f"{seconds / HOUR:.1f} h"
+
+
+def find_straggler(rates: Mapping[int, Rates]) -> str:
+    """Return a text on the rank that keeps the others waiting; empty if none does, or too little is known.
+
+    Ranks that train together have equal speed, because each waits for the slowest. They differ in the time they do not
+    wait: a rank's own time per step is its time per step less the fraction in which it was observed waiting for others.
+    """
+    # The fraction of its time in which a rank did not wait for others.
+    own = {
+        rank: 1 - each.waiting
+        for rank, each in rates.items()
+        if each.waiting is not None and each.checks >= FEWEST_CHECKS
+    }
+    if len(own) < 2 or len(own) < len(rates):  # noqa: PLR2004
+        return ""
+    slow = max(own, key=lambda rank: own[rank])
+    others = sorted(own.keys() - {slow})
+    others_own = median(own[rank] for rank in others)
+    if own[slow] < SLOWER * others_own or 1 - others_own < WAITED or own[slow] - others_own < WAITED:
+        return ""
+    if all(rates[rank].steps for rank in own):
+        own_s = {rank: own[rank] * rates[rank].seconds / rates[rank].steps for rank in own}
+        others_s = median(own_s[rank] for rank in others)
+        what = f"takes {own_s[slow]:.3g} s a step by itself, {label_ranks(others)} {others_s:.3g} s"
+    elif min(own[rank] for rank in others) < 1 - WAITS_ALL_THE_TIME:
+        return ""  # they may wait forever, which is reported as a hang
+    else:
+        what = f"works {own[slow]:.0%} of the time by itself, {label_ranks(others)} {others_own:.0%}"
+    by_data = rates[slow].waiting_for_data or 0.0
+    others_by_data = median(rates[rank].waiting_for_data or 0.0 for rank in others)
+    data = f"; {by_data:.0%} of its time it waits for data" if by_data > others_by_data + WAITED else ""
+    return f"rank {slow} is slower than the others: it {what}, and they wait for it{data}"

@@ -11,7 +11,10 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...protocol.ranks import label_ranks
+from .status_text import rank_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +33,7 @@ POINTS = 300  # points of a line
 MIN_SPAN = 0.02  # of y, as a fraction of the largest value; as in labextension/src/view/plots/scales.ts
 MOST_GAPS = 50
 WRONG = "#d00000"
-MIB = 2**20
+TITLES = ("rank", "state", "cell", "steps/s", "CPU", "memory", "GPU use", "device", "host")
 
 
 def plots(cluster: Cluster) -> list[str]:
@@ -48,65 +51,50 @@ def render_static(cluster: Cluster, snapshot: dict[str, Any], drawn: Sequence[st
 
 
 def _table(ranks: Sequence[dict[str, Any]]) -> str:
-    head = ("rank", "state", "cell", "steps/s", "CPU", "memory", "GPU", "device", "host")
-    rows = [
-        (
-            rank["rank"],
-            rank["text"],
-            f"[{rank['cell']}]" if rank.get("cell") else "",
-            f"{rank['steps_per_s']:.3g}" if rank.get("steps_per_s") else "",
-            f"{rank['cpu_percent']:.0f} %" if "cpu_percent" in rank else "",
-            f"{rank['memory_bytes'] / MIB:.0f} MiB" if "memory_bytes" in rank else "",
-            f"{rank['gpu']['percent']} %" if "percent" in rank.get("gpu", {}) else "",
-            rank["device"],
-            rank["host"],
-        )
-        for rank in ranks
-    ]
-    kept = [at for at in range(len(head)) if any(row[at] != "" for row in rows)]
-    cells = "".join(f"<th>{head[at]}</th>" for at in kept)
-    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(row[at]))}</td>' for at in kept)}</tr>" for row in rows)
+    rows = [rank_columns(rank) for rank in ranks]
+    kept = [title for title in TITLES if any(row[title] for row in rows)]
+    cells = "".join(f"<th>{title}</th>" for title in kept)
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(row[title])}</td>' for title in kept)}</tr>" for row in rows)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def _plot(found: Gathered) -> str:
     """Return one metric as SVG; values that are not finite are gaps."""
     is_band = len(found.ranks) > MOST_LINES
-    shown = [found.minimum, found.maximum, found.mean] if is_band else list(found.values.T)
-    end = _common_end(found) if is_band else len(found.steps)
-    stride = max(1, math.ceil(end / POINTS))
-    steps = found.steps[:end:stride]
-    lines = [[float(value) for value in line[:end:stride]] for line in shown]
-    finite = [value for line in lines for value in line if math.isfinite(value)]
+    # A band ends at the last step that all ranks have logged.
+    end = len(found.steps) - (int(found.is_missing[::-1].argmin(axis=0).max()) if is_band else 0)
+    shown = slice(0, end, max(1, math.ceil(end / POINTS)))
+    steps = found.steps[shown].astype(float)
+    lines = [line[shown] for line in ((found.minimum, found.maximum, found.mean) if is_band else found.values.T)]
+    finite = np.concatenate([line[np.isfinite(line)] for line in lines])
     title = html.escape(found.name)
-    if not finite:
+    if not len(finite):
         return f"<p>{title}: no finite value</p>"
-    low, high = min(finite), max(finite)
+    low, high = float(finite.min()), float(finite.max())
     is_constant = low == high
     missing_span = MIN_SPAN * (max(abs(low), abs(high)) or 1.0) - (high - low)
     if missing_span > 0:
         low, high = low - missing_span / 2, high + missing_span / 2
-    first, last = float(steps[0]), float(steps[-1])
+    first, last = steps[0], steps[-1]
     across = (WIDTH - LEFT - RIGHT) / ((last - first) or 1.0)
     up = (HEIGHT - TOP - BOTTOM) / (high - low)
 
-    def place(step: float, value: float) -> str:
-        return f"{LEFT + (step - first) * across:.1f},{TOP + (high - value) * up:.1f}"
+    def place(line: np.ndarray) -> list[str]:
+        with np.errstate(invalid="ignore", over="ignore"):
+            points = zip(LEFT + (steps - first) * across, TOP + (high - line) * up, strict=True)
+        return [f"{x:.1f},{y:.1f}" for x, y in points if math.isfinite(y)]
 
     drawn = []
     if is_band:
-        least, greatest, mean = lines
-        pairs = [(float(step), a, b) for step, a, b in zip(steps, least, greatest, strict=True) if math.isfinite(a + b)]
-        edge = [place(step, b) for step, _, b in pairs] + [place(step, a) for step, a, _ in reversed(pairs)]
-        drawn.append(f'<polygon points="{" ".join(edge)}" fill="{COLOURS[0]}" fill-opacity="0.2"/>')
-        lines = [mean]
-    for at, line in enumerate(lines):
-        rank = 0 if is_band else found.ranks[at]
-        points = [place(float(s), v) for s, v in zip(steps, line, strict=True) if math.isfinite(v)]
-        drawn.append(f'<polyline points="{" ".join(points)}" fill="none" {_style(rank)} stroke-width="1.75"/>')
+        edge = " ".join(place(lines[1]) + place(lines[0])[::-1])
+        drawn.append(f'<polygon points="{edge}" fill="{COLOURS[0]}" fill-opacity="0.2"/>')
+    for rank, line in [(0, lines[2])] if is_band else zip(found.ranks, lines, strict=True):
+        points = " ".join(place(line))
+        drawn.append(f'<polyline points="{points}" fill="none" {_style(rank)} stroke-width="1.75"/>')
     bottom = HEIGHT - BOTTOM
-    gaps = [step for step in _gaps(found) if step <= last]
-    drawn += [f'<path d="M{place(step, low)}v5" stroke="{WRONG}"><title>NaN</title></path>' for step in gaps]
+    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
+    gaps = LEFT + (found.steps[is_nan & (found.steps <= last)][:MOST_GAPS] - first) * across
+    drawn += [f'<path d="M{x:.1f},{bottom}v5" stroke="{WRONG}"><title>NaN</title></path>' for x in gaps]
     right = f'x="{LEFT - 4}" text-anchor="end"'
     texts = (
         f'<text x="{LEFT}" y="13" font-weight="bold">{title}</text>',
@@ -130,12 +118,6 @@ def _style(rank: int) -> str:
     return f'stroke="{COLOURS[rank % len(COLOURS)]}" stroke-dasharray="{dash or "none"}"'
 
 
-def _common_end(found: Gathered) -> int:
-    """Return the number of steps up to the last one that all ranks have logged."""
-    since_last = found.is_missing[::-1].argmin(axis=0)
-    return len(found.steps) - int(since_last.max())
-
-
 def _legend(found: Gathered, end: int, *, is_band: bool) -> str:
     """Return each line's rank, with the last values."""
     if is_band:
@@ -145,11 +127,3 @@ def _legend(found: Gathered, end: int, *, is_band: bool) -> str:
         for rank, last in zip(found.ranks, found.values[-1], strict=True)
     )
     return " ".join(spans)
-
-
-def _gaps(found: Gathered) -> list[float]:
-    """Return steps at which a rank logged NaN, at most ``MOST_GAPS``."""
-    import numpy as np  # noqa: PLC0415  (where there are metrics it is imported already)
-
-    is_nan = (np.isnan(found.values) & ~found.is_missing).any(axis=1)
-    return [float(step) for step in found.steps[is_nan][:MOST_GAPS]]

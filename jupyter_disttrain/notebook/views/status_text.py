@@ -7,9 +7,10 @@ Does not cover: sampling the metrics (``features.telemetry.client``).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...client.registry.cluster_file import running
+from ...features.telemetry.snapshot import snapshot
 from ...features.telemetry.warnings import duration
 from ...protocol.ranks import counted, label_ranks
 from ...protocol.states import RankState
@@ -18,17 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...client import Cluster
-    from ...client.startup.rank_table import RankEntry
     from ...features.export.export import Exported
-    from ...features.telemetry.rank_figures import RankFigures
     from ...protocol.messages import NodeVitals
 
 WARNED_PART = 0.5  # share of the idle timeout: with less time left, the status shows a warning
 MIB, GIB = 2**20, 2**30
-HEAD = (
-    *("rank", "state", "cell", "line", "steps/s", "waiting", "host", "local", "device", "pid", "CPU", "memory"),
-    *("GPU use", "GPU memory", "GPU temperature", "GPU power", "GPU slowed by", "ECC errors", "other processes on GPU"),
-)
+MOST_METRICS = 8  # metrics in a status text
 
 
 def started_text(cluster: Cluster) -> str:
@@ -90,90 +86,72 @@ def _place(cluster: Cluster, host: str) -> str:
     )
 
 
-MOST_METRICS = 8  # metrics in a status text
-
-
 def status_text(cluster: Cluster) -> str:
     """Return a table of the ranks, and a line per node."""
-    if not cluster.table:
+    table = cluster.table
+    if not table:
         return f"{cluster.name}: its ranks are being restarted"
-    figures = cluster.telemetry.ranks
-    rows: list[tuple[str, ...]] = [HEAD]
-    rows += [_row(cluster, entry, figures.get(entry.info.rank)) for entry in cluster.table]
-    backend = cluster.table[0].info.backend
+    found = snapshot(cluster.telemetry, [(entry.info, entry.state) for entry in table])
+    rows = [
+        rank_columns(rank) | {"cell": "" if entry.cell is None else str(entry.cell)}
+        for rank, entry in zip(found["ranks"], table, strict=True)
+    ]
     launcher = cluster.config.job or cluster.config.launcher
-    title = f"{cluster.name}: {label_ranks(range(cluster.world_size))} · {launcher} · {backend}"
-    nodes = [_node(node) for node in cluster.telemetry.nodes]
-    busy = {entry.info.rank for entry in cluster.table if entry.state == RankState.RUNNING}
-    remarks = cluster.telemetry.remarks
-    remark_lines = [text for text in (remarks.of_progress(busy), *remarks.of_running(busy)) if text]
-    return "\n".join(
-        [
-            title,
-            *_job(cluster),
-            *([f"  {cluster.lost_because}"] if cluster.lost_because else []),
-            *_warning(cluster),
-            *_align(rows),
-            *nodes,
-            *(f"  {text}" for text in remark_lines + _metrics(cluster)),
-        ]
-    )
+    running = {entry.info.rank for entry in table if entry.state is RankState.RUNNING}
+    progress = cluster.telemetry.remarks.of_progress(running)
+    lines: list[str] = [cluster.job, cluster.lost_because, _warning(cluster), *_align(rows)]
+    lines += [_node(node) for node in cluster.telemetry.nodes]
+    lines += [progress, *found["remarks"], _metrics(cluster)]
+    title = f"{cluster.name}: {label_ranks(range(len(table)))} · {launcher} · {table[0].info.backend}"
+    return "\n".join([title, *(f"  {line}" for line in lines if line)])
 
 
-def _metrics(cluster: Cluster) -> list[str]:
+def _metrics(cluster: Cluster) -> str:
     """Return the last values of the metrics logged last."""
-    if not cluster.telemetry.has_metrics:
-        return []
     last = [f"{found.name} {found.mean[-1]:.4g}" for found in cluster.metrics.gather_last(MOST_METRICS)]
-    return [f"logged last, mean over ranks: {', '.join(last)}"] if last else []
+    return f"logged last, mean over ranks: {', '.join(last)}" if last else ""
 
 
-def _job(cluster: Cluster) -> list[str]:
-    """Describe the Slurm job, and its end."""
-    return [f"  {cluster.job}"] if cluster.job else []
-
-
-def _warning(cluster: Cluster) -> list[str]:
+def _warning(cluster: Cluster) -> str:
     """Warn before an unused cluster ends."""
     limit = cluster.config.idle_timeout_s
     left = limit - cluster.idle_s
     if not limit or left > limit * WARNED_PART:
-        return []
+        return ""
     unused, ends_in = duration(cluster.idle_s), duration(max(left, 0))
-    return [f"  not used for {unused}: it ends in {ends_in} (--idle-timeout) unless it is used"]
+    return f"not used for {unused}: it ends in {ends_in} (--idle-timeout) unless it is used"
 
 
-def _row(cluster: Cluster, entry: RankEntry, figures: RankFigures | None) -> tuple[str, ...]:
-    info = entry.info
-    vitals = figures.vitals if figures else None
-    rates = figures.rates() if figures else None
-    gpu = (vitals.gpu if vitals else None) or {}
-    line = vitals.line if vitals and entry.state == RankState.RUNNING else None
-    return (
-        str(info.rank),
-        cluster.telemetry.state(info.rank, entry.state)[1],
-        "-" if entry.cell is None else str(entry.cell),
-        "-" if line is None else str(line),
-        "-" if rates is None or rates.steps_per_s is None else f"{rates.steps_per_s:.3g}",
-        "-"
-        if rates is None or rates.waiting is None or entry.state != RankState.RUNNING
-        else f"{100 * rates.waiting:.0f} %",
-        info.host,
-        str(info.local_rank),
-        info.device,
-        str(info.pid),
-        "-" if vitals is None else f"{vitals.cpu_percent:.0f} %",
-        "-" if vitals is None else f"{vitals.memory_bytes / MIB:.0f} MiB",
-        f"{gpu['percent']} %" if "percent" in gpu else "-",
-        f"{gpu['memory_used_bytes'] / GIB:.1f} of {gpu['memory_total_bytes'] / GIB:.0f} GiB"
+def rank_columns(rank: dict[str, Any]) -> dict[str, str]:
+    """Return a rank of a ``snapshot`` as texts by the title of their column; empty where nothing is known."""
+    gpu = rank.get("gpu", {})
+
+    def show(pattern: str, value: float | str | None) -> str:
+        return "" if value is None else pattern.format(value)
+
+    return {
+        "rank": str(rank["rank"]),
+        "state": rank["text"],
+        "cell": show("[{}]", rank.get("cell")),
+        "line": show("{}", rank.get("line")),
+        "steps/s": show("{:.3g}", rank.get("steps_per_s")),
+        "waiting": f"{100 * rank['waiting']:.0f} %" if "waiting" in rank else "",
+        "host": rank["host"],
+        "local": str(rank["local_rank"]),
+        "device": rank["device"],
+        "pid": str(rank["pid"]),
+        "CPU": show("{:.0f} %", rank.get("cpu_percent")),
+        "memory": f"{rank['memory_bytes'] / MIB:.0f} MiB" if "memory_bytes" in rank else "",
+        "GPU use": show("{} %", gpu.get("percent")),
+        "GPU memory": f"{gpu['memory_used_bytes'] / GIB:.1f} of {gpu['memory_total_bytes'] / GIB:.0f} GiB"
         if "memory_used_bytes" in gpu
-        else "-",
-        f"{gpu['celsius']} °C" if "celsius" in gpu else "-",
-        f"{gpu['watts']:.0f} W" if "watts" in gpu else "-",
-        gpu.get("limited_by", "-"),
-        str(gpu["ecc_errors"]) if gpu.get("ecc_errors") else "-",
-        str(gpu["others"]) if gpu.get("others") else "-",
-    )
+        else "",
+        "GPU temperature": show("{} °C", gpu.get("celsius")),
+        "GPU power": show("{:.0f} W", gpu.get("watts")),
+        "GPU slowed by": gpu.get("limited_by", ""),
+        "ECC errors": show("{}", gpu.get("ecc_errors") or None),
+        "other processes on GPU": show("{}", gpu.get("others") or None),
+    }
 
 
 def _node(node: NodeVitals) -> str:
@@ -188,7 +166,7 @@ def _node(node: NodeVitals) -> str:
             f"InfiniBand {_rate(node.infiniband_received_bytes_per_s)} in, "
             f"{_rate(node.infiniband_sent_bytes_per_s)} out"
         )
-    return f"  {node.host}: {' · '.join(parts)}"
+    return f"{node.host}: {' · '.join(parts)}"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -198,11 +176,8 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align the columns and leave out empty ones."""
-    kept = [column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
-    widths = [max(map(len, column)) for column in kept]
-    lines = zip(*kept, strict=True)
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
+def _align(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Align the columns, with titles, and leave out empty ones."""
+    kept = [[title, *(row[title] or "-" for row in rows)] for title in rows[0] if any(row[title] for row in rows)]
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in kept]
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]

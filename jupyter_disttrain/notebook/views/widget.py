@@ -22,9 +22,10 @@ from traitlets import Dict, Unicode
 
 from ...client.registry.log_ends import log_ends, require_here
 from ...errors import DisttrainError
-from ...features.telemetry.snapshot import device_history, metrics_packet, rank_snapshots
-from ...protocol.states import RankState
+from ...features.telemetry.snapshot import Feed, snapshot
 from ...protocol.time_limits import CHANGE_SECONDS, WIDGET_METRIC_SECONDS, WIDGET_STATE_SECONDS
+from .static_html import plots, render_static
+from .status_text import status_text
 
 if TYPE_CHECKING:
     from ...client import Cluster
@@ -35,6 +36,7 @@ STATIC = Path(__file__).parents[1] / "static"
 # Between two repeats of all data, as long as the page has not requested it: a busy kernel does not receive requests. A
 # page that loads late gets it soon; one that is reloaded while the cell runs, after a while.
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 5.0, 60.0
+ACTIONS = {"interrupt": "interrupt", "reset": "reset", "stop": "shutdown"}  # methods of Cluster, by request
 
 
 class ClusterWidget(anywidget.AnyWidget):
@@ -45,13 +47,13 @@ class ClusterWidget(anywidget.AnyWidget):
 
     state = Dict().tag(sync=True)
     ended = Unicode("").tag(sync=True)
-    key = Unicode("").tag(sync=True)  # identifies one widget in all its views on the page
+    key = Unicode("").tag(sync=True)  # identifies one widget in all its views on the page, and its picture below it
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        super().__init__(state=snapshot(cluster), key=uuid.uuid4().hex)
-        self._mark = 0
-        self._sent_until: dict[int, float] = {}
+        super().__init__(state=state_of(cluster), key=uuid.uuid4().hex)
+        self._plots: tuple[int, list[str]] = (0, [])  # number of values drawn, and the plots: drawing takes a while
+        self._feed = Feed(cluster.telemetry)
         self._repeats_at: float | None = time.monotonic()  # the page may not be loaded; None: it has sent a request
         self._repeat_s = REPEAT_SECONDS
         self._sending = threading.Lock()
@@ -63,7 +65,7 @@ class ClusterWidget(anywidget.AnyWidget):
             return
         if content.get("ask") == "history":
             with self._sending:
-                self._mark, self._sent_until, self._repeats_at = 0, {}, None
+                self._feed, self._repeats_at = Feed(self.cluster.telemetry), None
             self.send_new()
             return
         try:
@@ -74,17 +76,10 @@ class ClusterWidget(anywidget.AnyWidget):
 
     def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request of a page without a server; returns the reply."""
-        asked = content.get("ask")
-        if asked == "interrupt":
-            self.cluster.interrupt()
-        elif asked == "reset":
-            self.cluster.reset()
-        elif asked == "stop":
-            self.cluster.shutdown()
-        elif asked == "log":
-            asked_for = content.get("rank")
-            ranks = [rank for rank in range(self.cluster.world_size) if asked_for in (rank, "all")]
+        if content.get("ask") == "log":
+            ranks = [rank for rank in range(self.cluster.world_size) if content.get("rank") in (rank, "all")]
             return {"logs": log_ends(self._log_path, ranks)}
+        getattr(self.cluster, ACTIONS[content["ask"]])()
         return {}
 
     def _log_path(self, rank: int) -> Path:
@@ -95,28 +90,31 @@ class ClusterWidget(anywidget.AnyWidget):
         """Send new data."""
         with self._sending:
             if self._repeats_at is not None and time.monotonic() >= self._repeats_at:
-                self._mark, self._sent_until = 0, {}
+                self._feed = Feed(self.cluster.telemetry)
                 self._repeats_at = time.monotonic() + self._repeat_s
                 self._repeat_s = min(2 * self._repeat_s, MOST_REPEAT_SECONDS)
-            devices = device_history(self.cluster.telemetry, self._sent_until)
+            metrics = self._feed.metrics()
             content: dict[str, Any] = {}
-            buffers = []
-            if devices:
-                self._sent_until |= {rank: points[-1][0] or 0.0 for rank, points in devices.items()}
-                content["devices"] = {str(rank): points for rank, points in devices.items()}
-            if self.cluster.telemetry.has_metrics:
-                self._mark, header, columns = metrics_packet(self.cluster.metrics, self._mark)
-                if header["count"]:
-                    content["metrics"] = header
-                    buffers.append(columns)
+            if devices := self._feed.devices():
+                content["devices"] = devices
+            if metrics:
+                content["metrics"] = metrics[0]
             if content:
-                self.send(content, buffers)
+                self.send(content, [metrics[1]] if metrics else [])
 
     def update_state(self) -> None:
         """Send the state, if it has changed."""
-        found = snapshot(self.cluster)
+        found = state_of(self.cluster)
         if found and found != self.state:
             self.state = found
+
+    def draw(self) -> dict[str, Any]:
+        """Return the state for front ends without widgets and for the saved notebook, by MIME type."""
+        metrics = self.cluster.metrics
+        if metrics.arrived != self._plots[0]:
+            self._plots = metrics.arrived, plots(self.cluster)
+        static = render_static(self.cluster, self.state, self._plots[1])
+        return {"text/plain": status_text(self.cluster), "text/html": static}
 
     def end(self) -> None:
         """Mark the cluster as ended; called once."""
@@ -143,19 +141,16 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
                 widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
             log.exception("the widget of a cluster could not send its data")
-        pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.has_metrics else CHANGE_SECONDS
+        pause = WIDGET_METRIC_SECONDS if len(widget.cluster.metrics) else CHANGE_SECONDS
         del widget
         time.sleep(pause)
 
 
-def snapshot(cluster: Cluster) -> dict[str, Any]:
+def state_of(cluster: Cluster) -> dict[str, Any]:
     """Return a cluster as JSON, as the server does for the panel; empty while its ranks are restarted."""
     table = cluster.table
     if not table:
         return {}
-    known = {entry.info.rank: entry.state for entry in table}
-    running = {rank for rank, state in known.items() if state is RankState.RUNNING}
-    remarks = cluster.telemetry.remarks
     return {
         "id": cluster.cluster_id,
         "name": cluster.name,
@@ -168,8 +163,6 @@ def snapshot(cluster: Cluster) -> dict[str, Any]:
         "job_file": cluster.config.job_file,
         "logs": cluster.log_folder,
         "sample_s": cluster.config.sample_s,
-        "ranks": rank_snapshots(cluster.telemetry, [entry.info for entry in table], known),
-        "nodes": [node.to_content() for node in cluster.telemetry.nodes],
-        "remarks": remarks.of_running(running),
         "hang": cluster.hang,
+        **snapshot(cluster.telemetry, [(entry.info, entry.state) for entry in table]),
     }

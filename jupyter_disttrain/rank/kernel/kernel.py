@@ -188,7 +188,6 @@ class RankKernel(IPythonParallelKernel):
             sys.stderr.write(f"{text}\n")
         self._request_handler.metrics.end_cell()
         self._cell = None
-        self._request_handler.progress.show()  # clears the position in a loop before the end of the cell is reported
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}

@@ -107,7 +107,7 @@ class RequestHandler:
         self.mpi = MpiWorld()
         self.horovod = HorovodWorld(self.mpi)
         self.shelf: str | None = None
-        self.progress = Progress(cell, rank_end.show_loop)
+        self.progress = Progress()
         self.scripts = Scripts()
         self.staging = Staging()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
@@ -168,7 +168,6 @@ class RequestHandler:
             self.progress.count_steps()
         refuse_cells()
         if os.environ.get(SAMPLE_SECONDS):
-            self.progress.follow_bars()
             self._start_sampler()
         self.scripts.enter(info, own | {"MASTER_ADDR": request.address}, self.group, self.horovod)
         note_modules()

@@ -32,6 +32,8 @@ from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ...protocol.messages import RankVitals
+
 # By the least limit of open files: lower descriptor numbers are left for cells, as far as the rank opens files before
 # the first cell.
 CELLS_DESCRIPTORS = {2048: 1024, 512: 64, 0: 0}
@@ -280,13 +282,9 @@ class RankEnd:
         """Whether the nanny has interrupted the cell, even if the cell caught the interrupt."""
         return bool(self._wire.page[INTERRUPTED])
 
-    def beat(self, beat: status_page.RankStatus) -> None:
+    def beat(self, beat: RankVitals) -> None:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
-
-    def show_loop(self, loop: status_page.LoopStatus) -> None:
-        """Write the loop's progress to the shared page; one thread of the rank at a time."""
-        status_page.write_loop(self._wire.page, loop)
 
     def is_silent_since(self, mark: tuple[int, int]) -> bool:
         """Whether there was no output since ``mark``.
@@ -365,11 +363,7 @@ class NannyEnd:
         del self._data[:start]
         return groups
 
-    def loop(self) -> status_page.LoopStatus | None:
-        """Return the progress of the rank's loop."""
-        return status_page.read_loop(self._page)
-
-    def status(self) -> status_page.RankStatus | None:
+    def status(self) -> RankVitals | None:
         """Return the rank's last heartbeat and activity."""
         return status_page.read(self._page)
 

@@ -118,7 +118,7 @@ class Nanny:
         self._probe = open_probe(connection, self._context, self._identity)
         self._cluster = ClusterWatch(connection, self._control if self._probe is None else self._probe)
         self._log = RankLog(self._report_log_trouble)
-        self._metrics = MetricsFile(self._session.pack, self._report_log_trouble)
+        self._metrics = MetricsFile(self._report_log_trouble)
         self._output = OutputBatcher(self._publish, self._log)
         try:
             self._loop()
@@ -170,7 +170,6 @@ class Nanny:
             self._output.publish_due()
             self._use.report_due()
             self._vitals.publish_due()
-            self._vitals.publish_loop()
             if self._output.due is not None:
                 time.sleep(NAP_SECONDS)
             ended = self._reap()
@@ -223,7 +222,7 @@ class Nanny:
         """Return the milliseconds to the nearest deadline."""
         now = time.monotonic()
         hello = self._hellos.next_at if self._may_send_hello() else None
-        dues = (self._output.due, self._use.due, self._vitals.loop_due, self._kill_at, hello)
+        dues = (self._output.due, self._use.due, self._kill_at, hello)
         nearest = min([self._cluster.next_check, *(at for at in dues if at is not None)])
         return max(0, round((nearest - now) * 1000))
 

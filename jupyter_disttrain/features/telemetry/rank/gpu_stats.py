@@ -10,6 +10,7 @@ that CUDA_DEVICE_ORDER chooses. So a GPU is looked up by its UUID in CUDA.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -64,24 +65,22 @@ class Gpu:
         self._nvml = nvml
         self._handle = handle
         self._pid = pid
-        self._of_cluster: dict[int, bool] = {}  # by pid: whether another process is a rank of this cluster
         self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
 
     def read(self) -> dict[str, Any]:
         """Return the figures; those that this GPU does not report are left out."""
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
-        use = self._ask(nvml.nvmlDeviceGetUtilizationRates)
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
-        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         figures = {
             "name": self._name,
-            "percent": None if use is None else use.gpu,
-            "memory_used_bytes": None if memory is None else memory.used,
-            "memory_total_bytes": None if memory is None else memory.total,
+            "percent": getattr(self._ask(nvml.nvmlDeviceGetUtilizationRates), "gpu", None),
+            "memory_used_bytes": getattr(memory, "used", None),
+            "memory_total_bytes": getattr(memory, "total", None),
             "celsius": self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             "watts": None if power is None else round(power / _MILLI, 1),
-            "limited_by": None if limits is None else _limits(limits),
+            "limited_by": ", ".join(dict.fromkeys(name for bit, name in _LIMITS.items() if limits & bit)) or None,
             "ecc_errors": self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
@@ -99,17 +98,7 @@ class Gpu:
         own = {self._pid, *descendants(self._pid)}
         if not pids & own:
             return None
-        return sum(not self._is_of_cluster(pid) for pid in pids - own)
-
-    def _is_of_cluster(self, pid: int) -> bool:
-        """Return whether a process is another rank of this cluster that shares the GPU."""
-        if pid not in self._of_cluster:
-            try:
-                cluster = psutil.Process(pid).environ().get(CLIENT)
-            except psutil.Error:
-                cluster = None  # it has ended, or belongs to another user
-            self._of_cluster[pid] = cluster is not None and cluster == os.environ.get(CLIENT)
-        return self._of_cluster[pid]
+        return sum(not _is_of_cluster(pid) for pid in pids - own)
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or no permission
@@ -117,6 +106,10 @@ class Gpu:
         return None
 
 
-def _limits(reasons: int) -> str | None:
-    found = dict.fromkeys(name for bit, name in _LIMITS.items() if reasons & bit)
-    return ", ".join(found) or None
+@functools.cache
+def _is_of_cluster(pid: int) -> bool:
+    """Whether a process is another rank of this cluster that shares the GPU."""
+    try:
+        return psutil.Process(pid).environ().get(CLIENT, "") == os.environ.get(CLIENT)
+    except psutil.Error:
+        return False  # it has ended, or belongs to another user

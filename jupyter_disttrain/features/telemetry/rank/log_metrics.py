@@ -26,12 +26,10 @@ LIMIT = 10_000  # samples kept until they are sent
 MOST_PER_SECOND = 50_000  # samples of all ranks together that a client can process besides its other work
 MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: one message costs a client less time than two smaller ones
 NAMES = 1000  # limit of metric names in one cell: more most likely means that a varying number is part of the name
-NAMES_EVER = 10_000  # limit of metric names on one rank, after which it accepts only those of the last cell
 BATCH = 500  # samples in one message
 LARGEST_STEP = 2**53  # the largest step that JavaScript and Float64 represent exactly
 
 Sample = tuple[float, "int | None", "int | None", dict[str, Any]]  # time, cell, step, values by name
-
 
 _current: MetricsLog | None = None
 
@@ -44,14 +42,8 @@ def current() -> MetricsLog | None:
 class MetricsLog:
     """Keep samples until they are sent.
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the running cell; None while no cell runs.
-    send
-        Sends a message to the nanny.
-    start
-        Starts the thread that sends, if it does not run yet.
+    ``cell`` returns the kernel's record of the current cell, None while it is idle; ``start`` starts the thread that
+    calls :meth:`send`, if it does not run yet.
     """
 
     def __init__(
@@ -59,23 +51,17 @@ class MetricsLog:
     ) -> None:
         global _current  # noqa: PLW0603  (a process is one rank)
         _current = self
-        self._cell = cell
-        self._send = send
-        self._start = start
+        self._cell, self._send, self._start = cell, send, start
         self._samples: deque[Sample] = deque()
         self._turns = threading.Lock()  # between the sampler and the end of a cell
         os.register_at_fork(after_in_child=self._after_fork)
-        self._dropped = 0  # samples dropped and not reported yet
-        self._dropped_in_cell = 0
-        self._share = MOST_PER_SECOND  # samples per second that this rank may send
-        self.pause_s = SEND_SECONDS  # between two messages while a cell runs
-        self._allowed = 0.0  # samples that may be sent now
-        self._allowed_at = time.monotonic()
         self._is_child = False
+        self._per_second = MOST_PER_SECOND  # samples that this rank may send
+        self.pause_s = SEND_SECONDS  # between two messages while a cell runs
         self._number: int | None = None  # number of the cell that logged last
-        self._names: set[str] = set()
-        self._names_ever: set[str] = set()  # in all cells
-        self._refused: set[str] = set()
+        self._names: set[str] = set()  # of this cell
+        self._refuses_names = False
+        self._dropped = 0  # samples of this cell
 
     def log_metrics(self, step: int | None = None, **values: Any) -> None:
         """Log values of this rank, e.g. ``log_metrics(step, loss=loss)``.
@@ -106,7 +92,6 @@ class MetricsLog:
         if len(self._samples) >= LIMIT:
             self._samples.popleft()
             self._dropped += 1
-            self._dropped_in_cell += 1
         cell = self._cell()
         if cell is not None:
             self._number = cell["number"]  # kept, because a thread may outlive the cell that started it
@@ -124,14 +109,13 @@ class MetricsLog:
                 raise ValueError(f"log_metrics can't use the name {name!r}: it can't be encoded as text") from None
             if len(self._names) < NAMES:
                 self._names.add(name)
-                self._names_ever.add(name)
         refused = held.keys() - self._names
-        if refused and not self._refused:
+        if refused and not self._refuses_names:
+            self._refuses_names = True
             sys.stderr.write(
                 f"log_metrics: {min(refused)!r} and further new names are dropped, because this cell has logged "
                 f"{NAMES} metrics; put a varying number into the step, not into the name\n"
             )
-        self._refused |= refused if len(self._refused) < NAMES else set()
         return {name: value for name, value in held.items() if name not in refused}
 
     def _after_fork(self) -> None:
@@ -142,55 +126,48 @@ class MetricsLog:
 
     def share(self, ranks: int) -> None:
         """Set this rank's share of the samples and messages per second of all ranks."""
-        self._share = max(200, MOST_PER_SECOND // ranks)
+        self._per_second = max(200, MOST_PER_SECOND // ranks)
         self.pause_s = max(SEND_SECONDS, ranks / MOST_MESSAGES_PER_SECOND)
 
-    def send(self, patience_s: float = 0.0) -> None:
-        """Send samples whose values are known, up to the rate that the client can process."""
+    def send(self, patience_s: float = 0.0, most: int | None = None) -> None:
+        """Send samples whose values are known; at most as many as the client can process in ``pause_s``."""
         with self._turns:
             deadline = time.monotonic() + patience_s
-            now = time.monotonic()
-            self._allowed = min(LIMIT, self._allowed + (now - self._allowed_at) * self._share)
-            self._allowed_at = now
-            while self._allowed > 0 and self._send_batch(deadline):
-                pass
+            left = int(self._per_second * self.pause_s) if most is None else most
+            while left > 0 and (count := self._send_batch(deadline)):
+                left -= count
 
     def end_cell(self) -> None:
         """Send a cell's remaining samples; wait up to ``METRICS_END_SECONDS`` for values from a device."""
-        self._allowed = LIMIT
-        self.send(METRICS_END_SECONDS)
-        if len(self._names_ever) < NAMES_EVER:
-            self._names.clear()  # so that a cell with too many names does not affect the next cell
-        self._refused.clear()
-        if self._dropped_in_cell:
+        self.send(METRICS_END_SECONDS, LIMIT)
+        self._names.clear()  # so that a cell with too many names does not affect the next cell
+        self._refuses_names = False
+        if self._dropped:
             sys.stderr.write(
-                f"log_metrics: {self._dropped_in_cell:,} calls of this cell were dropped, the earliest first, because "
-                f"they came faster than {self._share:,} per second; log less often, e.g. every 10 steps\n"
+                f"log_metrics: {self._dropped:,} calls of this cell were dropped, the earliest first, because they "
+                f"came faster than {self._per_second:,} per second; log less often, e.g. every 10 steps\n"
             )
-            self._dropped_in_cell = 0
+            self._dropped = 0
 
-    def _send_batch(self, deadline: float) -> bool:
-        """Send up to ``BATCH`` samples of one cell; return whether more may be ready."""
-        samples: list[tuple[float, int | None, dict[str, Any]]] = []
+    def _send_batch(self, deadline: float) -> int:
+        """Send up to ``BATCH`` samples of one cell; return how many were sent."""
+        samples: list[tuple[float, int | None, dict[str, float]]] = []
         number: int | None = None
         while self._samples and len(samples) < BATCH:
             sample = self._samples.popleft()  # now, because a thread that logs may drop the first sample
             time_s, cell, step, held = sample
-            state = _state(held, deadline)
-            if state == "pending" or (samples and cell != number):
+            try:
+                values = _read(held, deadline)
+            except RuntimeError:
+                continue  # the device has failed; the cell's own code raises the error
+            if values is None or (samples and cell != number):
                 self._samples.appendleft(sample)  # later samples wait too, to keep the order
                 break
             number = cell
-            if state == "lost":
-                self._dropped += 1  # the device has failed; the cell's own code raises the error
-            else:
-                samples.append((time_s, step, {name: _number(value) for name, value in held.items()}))
-        self._allowed -= len(samples)
-        dropped, self._dropped = self._dropped, 0
-        if not samples and not dropped:
-            return False
-        self._send(pack(samples, number, dropped))
-        return bool(samples and self._samples)
+            samples.append((time_s, step, values))
+        if samples:
+            self._send(pack(samples, number))
+        return len(samples)
 
 
 def _whole(step: Any) -> int:
@@ -240,21 +217,14 @@ class _OnDevice:
     def is_there(self) -> bool:
         return bool(self._copied.query())
 
-
-def _state(held: Mapping[str, Any], deadline: float) -> str:
-    """Return "known", "pending" or "lost"; wait until the deadline for values that are being copied."""
-    for value in held.values():
-        if not isinstance(value, _OnDevice):
-            continue
-        try:
-            while not value.is_there():
-                if time.monotonic() >= deadline:
-                    return "pending"
-                time.sleep(0.0005)
-        except RuntimeError:
-            return "lost"
-    return "known"
+    def __float__(self) -> float:
+        return float(self.number)
 
 
-def _number(value: Any) -> float:
-    return float(value.number if isinstance(value, _OnDevice) else value)
+def _read(held: Mapping[str, Any], deadline: float) -> dict[str, float] | None:
+    """Return the values; None if some are still being copied at the deadline."""
+    while not all(value.is_there() for value in held.values() if isinstance(value, _OnDevice)):
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.0005)
+    return {name: float(value) for name, value in held.items()}

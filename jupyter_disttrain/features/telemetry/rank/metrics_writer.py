@@ -1,7 +1,7 @@
 """Write the metrics of one rank to a file beside its log.
 
 Covers: one JSON line per call of ``log_metrics``, a size limit, a full disk.
-Does not cover: reading the file (``features.telemetry.metrics_files``).
+Does not cover: reading the file (``features.telemetry.metrics_table``).
 
 The nanny writes the file, so metrics are kept while no client is attached and after the rank exits.
 """
@@ -9,9 +9,10 @@ The nanny writes the file, so metrics are kept while no client is attached and a
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,8 +25,7 @@ LIMIT_BYTES = 512 << 20
 class MetricsFile:
     """Append to the file; an error of the disk is reported once and does not stop the rank."""
 
-    def __init__(self, pack: Callable[[Any], bytes], report: Callable[[str, OSError], None]) -> None:
-        self._pack = pack
+    def __init__(self, report: Callable[[str, OSError], None]) -> None:
         self._report = report
         self._path = ""
         self._descriptor: int | None = None
@@ -39,24 +39,24 @@ class MetricsFile:
         """Append the samples of one message."""
         if not self._path or self._room <= 0:
             return
-        lines = b"".join(
-            self._pack({"time_s": time_s, "cell": samples.cell, "step": step, "values": _plain(values)}) + b"\n"
+        records = (
+            {"time_s": time_s, "cell": samples.cell, "step": step, "values": _plain(values)}
             for time_s, step, values in samples.rows()
         )
+        lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 size = os.fstat(self._descriptor).st_size
                 self._room -= size
                 lines = b"\n" * bool(size) + lines  # an earlier process may have been killed within a line
-            view = memoryview(lines)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            self._room -= len(lines)
+            while lines:
+                lines = lines[os.write(self._descriptor, lines) :]
         except OSError as error:
             self._room = 0
             self._report(self._path, error)
             return
-        self._room -= len(lines)
         if self._room <= 0:
             self._report(self._path, OSError(errno.EFBIG, f"it has reached {LIMIT_BYTES >> 20} MiB"))
 

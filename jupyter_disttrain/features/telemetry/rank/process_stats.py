@@ -1,7 +1,7 @@
 """Read the metrics of one rank and of its node, in the nanny.
 
-Covers: state, CPU and memory of the rank, its GPU, load and traffic of the node, one message of each a second; the
-progress of the loop, sent with the output that shows it.
+Covers: state, CPU and memory of the rank, its GPU, load and traffic of the node, one message of each a second, and one
+of the rank when its loop has advanced.
 Does not cover: what the rank itself reports (``status_page``), histories (``features.telemetry.client``).
 
 The nanny reads them in its own process, so they continue while the rank's code holds the GIL, and don't slow that code.
@@ -9,7 +9,6 @@ The nanny reads them in its own process, so they continue while the rank's code 
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import shutil
@@ -17,18 +16,18 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ....protocol.environment import SAMPLE_SECONDS
-from ....protocol.messages import LoopProgress, NodeVitals, RankVitals
+from ....protocol.messages import NodeVitals, RankVitals
 from ....protocol.states import RankActivity
-from ....protocol.time_limits import LOOP_SECONDS, VITALS_SILENT_SECONDS, WAITING_SECONDS
+from ....protocol.time_limits import LOOP_SECONDS, NO_LOOP_SECONDS, VITALS_SILENT_SECONDS
 from ....rank.nanny.process_tree import descendants
 from .gpu_stats import Gpu, open_gpu
-from .status_page import NO_CELL, LoopStatus, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,16 +41,9 @@ _COUNT_BYTES = 4  # bytes per count of InfiniBand's data counters
 
 
 class Vitals:
-    """Read the metrics on a separate thread, and publish them on the nanny's loop.
+    """Read the metrics on a separate thread, and publish them on the nanny's loop, which ``wake`` wakes.
 
     A file system or a driver that hangs stops the metrics, and nothing else.
-
-    Parameters
-    ----------
-    wake
-        Wakes the loop, so that it calls :meth:`publish_due`.
-    publish
-        Publishes a record.
     """
 
     def __init__(self, pid: int, wire: NannyEnd, wake: Callable[[], None], publish: Callable[[Record], None]) -> None:
@@ -60,58 +52,25 @@ class Vitals:
         self._wake = wake
         self._publish = publish
         self._pause = float(os.environ.get(SAMPLE_SECONDS, "0"))
-        self._cpu = 0.0
-        self._status = RankStatus()
-        self._loop = LoopStatus()
-        self._published_loop = LoopStatus()
-        self._loop_pause = LOOP_SECONDS
-        self._next_loop: float | None = None  # when progress may be published next; None: not at all
-        self.loop_due: float | None = None  # when to check the loop's progress again
+        self._cpu_s = 0.0
         self._at = time.monotonic()
+        self._status = RankVitals(time_s=0.0, beat_s=0.0, state=RankActivity.IDLE)  # the rank's last
+        self._usage: dict[str, Any] = {"time_s": 0.0}
         self._ready: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
     def begin(self, world_size: int, local_rank: int, device: str, uuid: str) -> None:
         """Start reading; the first rank of a node reads the node's metrics too."""
         if self._pause:
-            self._loop_pause = max(LOOP_SECONDS, world_size / MOST_LOOPS_PER_SECOND)
-            self._next_loop = 0.0
-            threading.Thread(target=self._run, args=(local_rank, device, uuid), name="vitals", daemon=True).start()
+            loop_pause = max(LOOP_SECONDS, world_size / MOST_LOOPS_PER_SECOND)
+            arguments = (local_rank, device, uuid, loop_pause)
+            threading.Thread(target=self._run, args=arguments, name="vitals", daemon=True).start()
 
     def publish_due(self) -> None:
         """Publish what has been read."""
         while not self._ready.empty():
             self._publish(self._ready.get())
 
-    def publish_loop(self) -> None:
-        """Publish the loop's progress, if it is new and the last message is long enough ago.
-
-        Called after all output of the rank, and from time to time while a loop runs: not every redraw of a progress bar
-        shows its position (``progress.SHOW_SECONDS``), and a loop may have no bar.
-        """
-        self.loop_due = None
-        loop, published = self._wire.loop(), self._published_loop
-        if loop is None or self._next_loop is None or loop.cell == NO_CELL or not (loop.total or published.total):
-            return
-        now = time.monotonic()
-        if _place(loop) == _place(published):
-            self.loop_due = now + self._loop_pause
-            return
-        if now < self._next_loop:
-            self.loop_due = self._next_loop
-            return
-        self._published_loop = loop
-        self._next_loop = self.loop_due = now + self._loop_pause
-        self._publish(
-            LoopProgress(
-                cell=loop.cell,
-                execution_count=loop.execution_count or None,
-                done=loop.done,
-                total=loop.total,
-                left_s=_left(loop),
-            )
-        )
-
-    def _run(self, local_rank: int, device: str, uuid: str) -> None:
+    def _run(self, local_rank: int, device: str, uuid: str, loop_pause: float) -> None:
         node = Node() if local_rank == 0 else None
         gpu = None
         try:
@@ -119,108 +78,66 @@ class Vitals:
         except Exception as error:  # noqa: BLE001  (NVML is third-party C code)
             sys.stderr.write(f"the usage of GPU {device} can't be read: {error}\n")
         failed = False
+        due = 0.0
         while True:
-            began = time.monotonic()
+            now = time.monotonic()
+            before, self._status = self._status, self._wire.status() or self._status  # None during a write
             try:
-                self._ready.put(self._of_rank(began, gpu))
-                if node is not None:
+                is_due = now >= due
+                if is_due:
+                    due = now + self._pause
+                    self._usage = self._measure(now, gpu)
+                if is_due or _loop(before) != _loop(self._status):
+                    self._ready.put(self._vitals(now))
+                    self._wake()
+                if is_due and node is not None:
                     self._ready.put(node.read())
-                self._wake()
+                    self._wake()
             except psutil.NoSuchProcess:
                 return  # the rank has exited, which is reported separately
             except Exception as error:  # noqa: BLE001  (system files, a driver: none of them may end a rank)
                 if not failed:
                     sys.stderr.write(f"a measurement failed: {type(error).__name__}: {error}\n")
                 failed = True
-            time.sleep(max(0.0, began + self._pause - time.monotonic()))
+            next_look = now + (NO_LOOP_SECONDS if self._status.cell is None else loop_pause)
+            time.sleep(max(0.0, min(due, next_look) - time.monotonic()))
 
-    def _of_rank(self, now: float, gpu: Gpu | None) -> RankVitals:
-        cpu = self._cpu_seconds()
-        percent = max(0.0, 100 * (cpu - self._cpu) / max(now - self._at, 1e-3))
-        self._cpu, self._at = cpu, now
-        status = self._status = self._wire.status() or self._status  # None during a write
-        silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
-        memory_bytes, figures_of_gpu = self._memory(), None if gpu is None else gpu.read()
-        # Read last: it must not be older than progress published meanwhile with a bar.
-        loop = self._loop = self._wire.loop() or self._loop
-        loop = loop if loop.cell == status.cell else LoopStatus()
-        return RankVitals(
-            time_s=time.time(),
-            beat_s=status.beat_s,
-            state=self._state(status, silent_s, now),
-            silent_s=round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0,
-            cell=None if status.cell == NO_CELL else status.cell,
-            execution_count=status.execution_count or None,
-            line=status.line or None,
-            call=status.call.decode(errors="replace"),
-            waits_s=round(now - status.waits_since_s, 1) if status.waits_since_s else 0.0,
-            steps=status.steps,
-            samples=status.samples,
-            checks=status.checks,
-            waits=status.waits,
-            seen=status.seen,
-            data_wait_s=round(status.data_wait_s, 4),
-            done=loop.done,
-            total=loop.total,
-            left_s=_left(loop),
-            cpu_percent=round(percent, 1),
-            memory_bytes=memory_bytes,
-            gpu=figures_of_gpu,
-        )
-
-    def _state(self, status: RankStatus, silent_s: float, now: float) -> RankActivity:
-        if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return RankActivity.STOPPED
-        if silent_s > VITALS_SILENT_SECONDS:
-            return RankActivity.NOT_RESPONDING
-        if status.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
-            return RankActivity.IDLE
-        if status.waits_since_s and now - status.waits_since_s > WAITING_SECONDS:
-            return RankActivity.IN_COLLECTIVE
-        return RankActivity.RUNNING
-
-    def _family(self) -> list[psutil.Process]:
-        """Return the rank's process and its descendants, e.g. a DataLoader's workers."""
-        family = [self._process]
+    def _measure(self, now: float, gpu: Gpu | None) -> dict[str, Any]:
+        """Return the rank's use of resources, child processes such as a DataLoader's workers included."""
+        times = self._process.cpu_times()
+        cpu_s = sum(times[:4])  # of the process, and of its children that have exited
+        memory_bytes = self._process.memory_info().rss
         for pid in descendants(self._process.pid):
             try:
-                family.append(psutil.Process(pid))
+                child = psutil.Process(pid)
+                cpu_s += sum(child.cpu_times()[:2])
+                memory = child.memory_info()
             except psutil.NoSuchProcess:
                 continue  # it has exited meanwhile
-        return family
+            memory_bytes += memory.rss - memory.shared  # what it shares with the rank counts once
+        percent = max(0.0, 100 * (cpu_s - self._cpu_s) / max(now - self._at, 1e-3))
+        self._cpu_s, self._at = cpu_s, now
+        figures = None if gpu is None else gpu.read()
+        return {"time_s": time.time(), "cpu_percent": round(percent, 1), "memory_bytes": memory_bytes, "gpu": figures}
 
-    def _cpu_seconds(self) -> float:
-        """Return the CPU seconds of the rank and of its children, those that have exited included."""
-        rank, *others = self._family()
-        times = rank.cpu_times()
-        total = times.user + times.system + times.children_user + times.children_system
-        for process in others:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return float(total)
-
-    def _memory(self) -> int:
-        """Return the resident bytes, counting memory shared with the rank's children once."""
-        rank, *others = self._family()
-        total = int(rank.memory_info().rss)
-        for process in others:
-            try:
-                memory = process.memory_info()
-            except psutil.NoSuchProcess:
-                continue
-            total += memory.rss - getattr(memory, "shared", 0)
-        return total
+    def _vitals(self, now: float) -> RankVitals:
+        """Return the rank's activity, and its use of resources as measured last."""
+        status = self._status
+        silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
+        silent_s = round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0
+        state: str = status.state
+        if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            state = RankActivity.STOPPED
+        elif silent_s:
+            state = RankActivity.NOT_RESPONDING
+        elif not self._wire.uses()[0]:  # changes without delay, the rank's page does not
+            state = RankActivity.IDLE
+        return replace(status, state=state, silent_s=silent_s, **self._usage)
 
 
-def _place(loop: LoopStatus) -> tuple[int, int, int]:
-    return loop.cell, loop.done, loop.total
-
-
-def _left(loop: LoopStatus) -> float | None:
-    return None if math.isnan(loop.left_s) else round(loop.left_s, 1)
+def _loop(vitals: RankVitals) -> tuple[int | None, int, int] | None:
+    """Return what changes as a loop advances; None without a loop."""
+    return (vitals.cell, vitals.done, vitals.total) if vitals.total else None
 
 
 class Node:

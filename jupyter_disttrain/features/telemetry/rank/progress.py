@@ -1,38 +1,26 @@
 """Measure the progress of training, without a call in the user's code.
 
-Covers: steps of optimizers, samples and waits of DataLoaders; the loop whose length is known, shown whenever its bar is
-drawn.
+Covers: steps of optimizers, samples and waits of DataLoaders; the loop whose length is known.
 Does not cover: rates over time (``features.telemetry.client``).
 """
 
 from __future__ import annotations
 
 import functools
-import math
-import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.time_limits import SHOW_SECONDS
-from ....rank.libraries.import_hooks import on_import
-from .status_page import LoopStatus
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ....rank.cell_started import CellStarted
 
 _SEVERAL = (list, tuple)
-Loop = tuple[int, int, float]
-NOWHERE: Loop = (0, 0, math.nan)
+Loop = tuple[int, int, "float | None"]
+NOWHERE: Loop = (0, 0, None)
 MOST_ROUNDS = 2**62  # iterations that a loop can be reported to have
-MOST_PASSES = 8  # concurrent passes that are kept
-TOGETHER_SECONDS, TOGETHER_ROUNDS = 0.2, 1.5  # since another pass's last batch; a rank may be held up in a short round
 DEEPEST_BATCH = 10  # nesting of lists in a batch
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the pass: then the loop was left
 
@@ -41,10 +29,11 @@ LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the 
 class Pass:
     """A pass through a DataLoader; times are those of ``time.monotonic``."""
 
-    done: int = 0
-    total: int = 0
-    since: float = 0.0
-    last: float = 0.0  # time of the last batch
+    done: int
+    total: int
+    since: float
+    last: float  # time of the last batch
+    iterator: weakref.ref[Any]
 
     @property
     def round_s(self) -> float:
@@ -53,32 +42,22 @@ class Pass:
 
     def as_loop(self) -> Loop:
         """Return the pass's progress."""
-        if not self.total or time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s):
+        is_left = time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s)
+        if not self.total or is_left or self.iterator() is None:
             return NOWHERE
-        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else math.nan
+        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else None
 
 
 class Progress:
-    """Counts what torch does in cells. Totals since the rank started; a cell reads them too.
+    """Counts what torch does in cells. Totals since the rank started; a cell reads them too."""
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the current cell, None while it is idle.
-    show
-        Receives the loop's progress.
-    """
-
-    def __init__(self, cell: Callable[[], dict[str, Any] | None], show: Callable[[LoopStatus], None]) -> None:
-        self._cell, self._show = cell, show
-        self._showing = threading.RLock()  # reentrant: a signal's handler may draw a bar, too
-        self._shown_at = 0.0  # when a loop was shown last
+    def __init__(self) -> None:
         self.steps = 0
         self.samples = 0
         self.data_wait_s = 0.0
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers since the last step that was counted
         self._counts_batches = False
-        self._passes: dict[int, Pass] = {}  # by the iterator's id; the pass of the last batch comes last
+        self._passes: dict[int, Pass] = {}  # by the iterator's id; the outermost comes first
         self._began_s = 0.0  # wall clock at the cell's start
 
     def reset(self, _started: CellStarted) -> None:
@@ -89,37 +68,6 @@ class Progress:
         if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
             self._counts_batches = True
             self._count_batches()
-
-    def follow_bars(self) -> None:
-        """Publish the loop's progress before tqdm draws a bar: the nanny reads it with the drawn output."""
-        on_import("tqdm.std", self._follow_bars)
-
-    def _follow_bars(self, module: Any) -> None:
-        pid = os.getpid()  # a DataLoader's workers have the page, too
-
-        def showing(draw: Callable[..., Any], pause_s: float) -> Callable[..., Any]:
-            @functools.wraps(draw)
-            def shown(*args: Any, **options: Any) -> Any:
-                if time.monotonic() - self._shown_at >= pause_s and os.getpid() == pid:
-                    self.show()
-                return draw(*args, **options)
-
-            return shown
-
-        module.tqdm.refresh = showing(module.tqdm.refresh, SHOW_SECONDS)
-        module.tqdm.close = showing(module.tqdm.close, 0.0)
-
-    def show(self) -> None:
-        """Publish the loop's progress."""
-        with self._showing:
-            cell = self._cell()
-            if cell is None:
-                self._show(LoopStatus())
-                self._shown_at = 0.0
-                return
-            done, total, left_s = self.loop
-            self._show(LoopStatus(cell["number"], cell["execution_count"] or 0, min(done, total), total, left_s))
-            self._shown_at = time.monotonic() if total else 0.0  # tqdm draws a new bar before it knows when it began
 
     def count_steps(self) -> None:
         """Register a hook that torch calls at every step of every optimizer."""
@@ -143,48 +91,39 @@ class Progress:
         @functools.wraps(original)
         def timed(iterator: Any) -> Any:
             start = time.perf_counter()
-            before = self._passes.pop(id(iterator), None)  # it may be at its end
-            batch = original(iterator)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self._passes.pop(id(iterator), None)
+                raise
             self.data_wait_s += time.perf_counter() - start
             self.samples += _size(batch)
             done = iterator._num_yielded  # noqa: SLF001
             now = time.monotonic()
-            since = before.since if before is not None and done > 1 else now
-            self._passes[id(iterator)] = Pass(done, _length(iterator), since, now)
-            if len(self._passes) > MOST_PASSES:
-                self._passes.pop(next(iter(self._passes)), None)
+            if done == 1:
+                self._passes.pop(id(iterator), None)  # of an earlier iterator
+            before = self._passes.get(id(iterator))
+            since = now if before is None else before.since
+            self._passes[id(iterator)] = Pass(done, _length(iterator), since, now, weakref.ref(iterator))
             return batch
 
         cls.__next__ = timed
 
-    def _shortest_pass(self) -> Pass:
-        """Return the pass of the last batch, or of concurrent passes the one that ends first."""
-        passes = list(self._passes.values())
-        if not passes:
-            return Pass()
-        newest = passes[-1]
-        apart_s = max(TOGETHER_SECONDS, TOGETHER_ROUNDS * newest.round_s)
-        together = [each for each in passes if newest.last - each.last <= apart_s]
-        return min(together or [newest], key=lambda each: each.total - each.done if each.total else math.inf)
-
     @property
     def loop(self) -> Loop:
-        """Iterations done of the current loop, their total, and the seconds left; NaN if not known.
+        """Iterations done of the current loop, their total, and the seconds left; None if not known.
 
-        The outermost bar of tqdm; where there is none, the pass through a DataLoader; else ``NOWHERE``.
+        The outermost bar of tqdm; where there is none, the outermost pass through a DataLoader; else ``NOWHERE``.
         """
-        bar, batches = _outermost_bar(self._began_s), self._shortest_pass().as_loop()
+        bar = _outermost_bar(self._began_s)
+        loops = (each.as_loop() for each in list(self._passes.values()))
+        batches = next((loop for loop in loops if loop is not NOWHERE), NOWHERE)
         if bar is None:
             return batches
         shown = _as_loop(bar)
         # A bar around a DataLoader counts only when it is drawn, which may be seldom.
-        is_behind = shown[1] == batches[1] and shown[0] < batches[0] and _is_loader(getattr(bar, "iterable", None))
-        return batches if is_behind else shown
-
-
-def _is_loader(value: Any) -> bool:
-    module = sys.modules.get("torch.utils.data.dataloader")
-    return module is not None and isinstance(value, module.DataLoader)
+        is_behind = shown[1] == batches[1] and shown[0] < batches[0]
+        return batches if is_behind and isinstance(bar.iterable, sys.modules["torch.utils.data"].DataLoader) else shown
 
 
 def _outermost_bar(since_s: float) -> Any | None:
@@ -202,7 +141,7 @@ def _outermost_bar(since_s: float) -> Any | None:
 
 def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # only this cell's iterations: a resumed run does not start at 0
-    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else math.nan
+    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else None
     return min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s
 
 

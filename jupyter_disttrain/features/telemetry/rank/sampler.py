@@ -19,14 +19,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS
+from ....protocol.messages import RankVitals
+from ....protocol.states import RankActivity
+from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING_SECONDS
+from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
 from .stacks import MESSAGE_WAIT, communication
-from .status_page import CALL_BYTES, NO_CELL, RankStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,20 +39,14 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 STANDS_NS = 200_000  # running time between two samples: a wait may have to start again every now and then
+CALL_CHARACTERS = 64
 READING_SHARE = 0.008  # share of the time for reading torch's record of collectives while training continues
 
 
 class Sampler:
     """Sample the main thread until the process ends.
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the current cell, None while it is idle.
-    group
-        Returns the process group, None on a rank without torch.
-    show
-        Receives each heartbeat.
+    ``cell`` returns the kernel's record of the current cell, ``group`` the process group, each None if there is none.
     """
 
     def __init__(
@@ -59,13 +55,10 @@ class Sampler:
         group: Callable[[], Group | None],
         progress: Progress,
         metrics: MetricsLog,
-        show: Callable[[RankStatus], None],
+        show: Callable[[RankVitals], None],
     ) -> None:
-        self._cell = cell
-        self._group = group
-        self._progress = progress
-        self._metrics = metrics
-        self._show = show
+        self._cell, self._group, self._show = cell, group, show
+        self._progress, self._metrics = progress, metrics
         self._checks = self._waits = self._seen = self._uncounted = 0
         self._waits_since = 0.0
         self._ran_ns = 0  # processor time of the main thread at the last sample
@@ -86,7 +79,6 @@ class Sampler:
         while True:
             cell = self._cell()
             try:
-                self._progress.show()
                 self._show(self._sample(cell))
                 if time.monotonic() >= next_send:
                     next_send = time.monotonic() + self._metrics.pause_s
@@ -97,33 +89,43 @@ class Sampler:
                 self._has_failed = True
             pause.wait(IDLE_SECONDS if cell is None else SAMPLER_POLL_SECONDS)
 
-    def _sample(self, cell: dict[str, Any] | None) -> RankStatus:
+    def _sample(self, cell: dict[str, Any] | None) -> RankVitals:
         now = time.monotonic()
-        line, call = 0, ""
-        if cell is not None:
-            frame = sys._current_frames().get(self._main)  # noqa: SLF001
-            line = _line(frame)
-            call = self._call(frame, now)
-        else:
+        found: dict[str, Any] = {"state": RankActivity.IDLE}
+        if cell is None:
             self._waits_since = 0.0
-        return RankStatus(
+        else:
+            frame = sys._current_frames()[self._main]  # noqa: SLF001
+            own = (each.f_lineno for each in outwards(frame) if is_own(each.f_code.co_filename) and each.f_lineno)
+            line, call = next(own, None), self._call(frame, now)
+            waits_s = now - self._waits_since if self._waits_since else 0.0
+            done, total, left_s = self._progress.loop
+            found = {
+                "state": RankActivity.IN_COLLECTIVE if waits_s > WAITING_SECONDS else RankActivity.RUNNING,
+                "cell": cell["number"],
+                "execution_count": cell["execution_count"],
+                "line": line,
+                "call": call[:CALL_CHARACTERS],
+                "waits_s": round(waits_s, 1),
+                "done": min(done, total),
+                "total": total,
+                "left_s": None if left_s is None else round(left_s, 1),
+            }
+        return RankVitals(
+            time_s=time.time(),
             beat_s=now,
-            cell=NO_CELL if cell is None else cell["number"],
-            execution_count=0 if cell is None else cell["execution_count"] or 0,
-            line=line,
             steps=self._progress.steps,
             samples=self._progress.samples,
+            data_wait_s=round(self._progress.data_wait_s, 4),
             checks=self._checks,
             waits=self._waits,
             seen=self._seen,
-            data_wait_s=self._progress.data_wait_s,
-            waits_since_s=self._waits_since,
-            call=call.encode()[:CALL_BYTES],
+            **found,
         )
 
-    def _call(self, frame: FrameType | None, now: float) -> str:
+    def _call(self, frame: FrameType, now: float) -> str:
         """Return the call in which the main thread waits for other ranks, if known; empty if it is in none."""
-        call = _communication(frame)
+        call = next(filter(None, map(communication, outwards(frame))), "")
         stands, is_due = self._stands(), now >= self._next_reading
         if not call and (stands or is_due):
             call = self._hidden_call(frame, now)
@@ -138,18 +140,17 @@ class Sampler:
         self._waits_since = self._since(frame, now, stands=stands) if call else 0.0
         return call
 
-    def _since(self, frame: FrameType | None, now: float, *, stands: bool) -> float:
+    def _since(self, frame: FrameType, now: float, *, stands: bool) -> float:
         """Return the start of the current wait, which is reset if the thread ran, unless it waits by spinning."""
-        spins = frame is not None and not self._is_asleep()
         place = None
-        if frame is not None and spins:  # as MPI and CUDA do
+        if not self._is_asleep():  # as in MPI and CUDA
             values = hash(tuple(map(id, frame.f_locals.values())))
             place = (id(frame.f_code), frame.f_lasti, values, self._progress.steps)
-        goes_on = stands or (spins and place == self._wait)
+        goes_on = stands or (place is not None and place == self._wait)
         self._wait = place
         return self._waits_since if goes_on and self._waits_since else now
 
-    def _hidden_call(self, frame: FrameType | None, now: float) -> str:
+    def _hidden_call(self, frame: FrameType, now: float) -> str:
         """Return the call in which the main thread waits where no Python function shows it."""
         is_asleep, is_blocked = self._is_asleep(), self._standstill.check()
         if (is_asleep or is_blocked) and self._group() is not None:
@@ -169,13 +170,13 @@ class Sampler:
         try:
             ran_ns = int(self._schedstat.read_text().partition(" ")[0])
         except OSError:
-            return False  # not Linux, or one without these figures
+            return False  # a system without these figures
         before, self._ran_ns = self._ran_ns, ran_ns
         return 0 < ran_ns < before + STANDS_NS  # 0: the system does not count
 
-    def _mpi_call(self, frame: FrameType | None) -> str:
+    def _mpi_call(self, frame: FrameType) -> str:
         """Return the MPI call that the main thread was in already at the last sample: parsing is slow."""
-        place = None if frame is None else (id(frame.f_code), frame.f_lasti)
+        place = (id(frame.f_code), frame.f_lasti)
         if place != self._place:
             self._place, self._in_mpi = place, "?"
             return ""
@@ -185,25 +186,4 @@ class Sampler:
         return self._in_mpi
 
     def _is_asleep(self) -> bool:
-        try:
-            return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
-        except OSError:
-            return True  # not Linux
-
-
-def _communication(frame: FrameType | None) -> str:
-    """Return the current function in which ranks communicate; empty if there is none."""
-    while frame is not None:
-        if call := communication(frame):
-            return call
-        frame = frame.f_back
-    return ""
-
-
-def _line(frame: FrameType | None) -> int:
-    """Return the innermost line of the cell's own code; 0 where there is none."""
-    while frame is not None:
-        if is_own(frame.f_code.co_filename) and frame.f_lineno:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
+        return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"

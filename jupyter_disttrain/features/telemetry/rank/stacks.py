@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
+from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.calls import mpi_call
 from ....rank.output.user_code import is_cell, is_own, is_typed, script_name
@@ -40,17 +41,8 @@ def where(
 ) -> dict[str, Any]:
     """Return what the rank is doing.
 
-    Parameters
-    ----------
-    group
-        The process group, None on a rank without torch.
-    horovod
-        The cell's calls of Horovod.
-    cell
-        The kernel's record of the current cell, None while it is idle.
-    about
-        Collectives that other ranks wait in, each by its group's name, its number and its backend: the reply has what
-        this rank called there.
+    ``group`` is None on a rank without torch, ``cell`` while it is idle. ``about``: collectives that other ranks wait
+    in, each by its group's name, its number and its backend; the reply has what this rank called there.
     """
     found: dict[str, Any] = {"cell": cell, "stack": [], "line": None, "call": None, "collective": None, "called": []}
     if group is not None and about:
@@ -66,7 +58,7 @@ def where(
         lines = [each.f_lineno for each in frames if each.f_code.co_filename == own and each.f_lineno and is_own(own)]
         found["line"] = lines[-1] if lines else None
         found["file"] = script_name()
-    found["call"] = next((call for each in frames if (call := communication(each))), None)
+    found["call"] = next(filter(None, map(communication, frames)), None)
     in_mpi = mpi_call(frame) if frames and found["call"] is None else None
     if in_mpi is not None:
         found["call"] = f"MPI {in_mpi.name}"
@@ -88,11 +80,7 @@ def _device_wait() -> dict[str, Any] | None:
 
 def _from_cell(frame: FrameType | None) -> list[FrameType]:
     """Return the frames from the cell's outermost one on."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    frames.reverse()
+    frames = list(outwards(frame))[::-1]
     begins = is_own if is_typed() or script_name() else is_cell
     return frames[next((at for at, each in enumerate(frames) if begins(each.f_code.co_filename)), len(frames)) :]
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,22 +74,17 @@ def test_running_line_and_cell_are_reported(quick: Cluster, tmp_path: Path) -> N
     assert wait_until(lambda: vitals_of(quick, 0).state == "idle" and vitals_of(quick, 0).cell is None)
 
 
-def test_cpu_use_includes_child_processes(quick: Cluster, tmp_path: Path) -> None:
+def test_cpu_use_includes_child_processes_also_ended_ones(quick: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    busy = f"import os\nwhile not os.path.exists({str(stop)!r}): pass"
-    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {busy!r}], check=True)"
-    run = quick.run(code, 1, block=False)
+    child = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}], check=True)\n"
+    busy = child.format(code=f"import os\nwhile not os.path.exists({str(stop)!r}): pass")
+    run = quick.run(busy + 3 * child.format(code="sum(range(10**7))"), 1, block=False)
     assert wait_until(lambda: vitals_of(quick, 1).cpu_percent > 30)
     stop.touch()
     run.wait()
-
-
-def test_cpu_time_of_ended_children_is_kept(quick: Cluster) -> None:
-    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(10**7))'], check=True)"
-    quick.run("\n".join([code] * 3), 0)
-    figures = quick.telemetry.ranks[0]
+    figures = quick.telemetry.ranks[1]
     assert wait_until(lambda: figures.vitals.cell is None)
-    assert all(0 <= each.cpu_percent < 400 for each in figures.recent())
+    assert all(0 <= each.cpu_percent < 400 for each in tuple(figures.history))
 
 
 def test_wait_in_a_collective_is_reported_with_its_name(quick: Cluster, tmp_path: Path) -> None:
@@ -134,78 +130,63 @@ def test_code_that_holds_the_gil_is_shown_as_not_responding(quick: Cluster, tmp_
     assert wait_until(lambda: state(quick, 1) == "idle")
 
 
-def test_stopped_process_is_shown_as_stopped(quick: Cluster) -> None:
-    pid = quick.table[0].info.pid
+@pytest.mark.parametrize("is_nanny", [False, True])
+def test_stopped_process_and_silent_nanny_are_shown(quick: Cluster, is_nanny: bool) -> None:
+    entry = quick.table[1]
+    pid, text = (entry.nanny_pid, "no report for ") if is_nanny else (entry.info.pid, "stopped")
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: state(quick, 0) == "stopped")
+        assert wait_until(lambda: state(quick, 1).startswith(text))
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert wait_until(lambda: state(quick, 0) == "idle")
-
-
-def test_silent_nanny_is_shown(quick: Cluster) -> None:
-    nanny = quick.table[1].nanny_pid
-    os.kill(nanny, signal.SIGSTOP)
-    try:
-        assert wait_until(lambda: state(quick, 1).startswith("no report for "))
-    finally:
-        os.kill(nanny, signal.SIGCONT)
     assert wait_until(lambda: state(quick, 1) == "idle")
 
 
 TRAIN = """
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 import time
-loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=16)
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): time.sleep(0.0025); return torch.randn(4)
 model = torch.nn.Linear(4, 1)
 first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-for batch, in loader:
+for batch in DataLoader(Slow(), batch_size=16):
     model(batch).sum().backward()
     first.step(); second.step()
 """
 
 
-def test_steps_and_samples_are_counted_without_a_call(quick: Cluster) -> None:
-    before = {rank: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) for rank in range(2)}
+def test_steps_samples_and_data_wait_are_counted_without_a_call(quick: Cluster) -> None:
+    before = [vitals_of(quick, rank) for rank in range(2)]
+    quick.run("from torch.utils.data import DataLoader")
     quick.run(TRAIN)
-    for rank in range(2):
-        after = before[rank][0] + 4, before[rank][1] + 64
-        assert wait_until(
-            lambda rank=rank, after=after: (vitals_of(quick, rank).steps, vitals_of(quick, rank).samples) == after  # type: ignore[misc]
-        )
+    expected = [(each.steps + 4, each.samples + 64) for each in before]
+    assert wait_until(
+        lambda: [(each.steps, each.samples) for each in (vitals_of(quick, 0), vitals_of(quick, 1))] == expected
+    )
+    assert all(vitals_of(quick, rank).data_wait_s >= before[rank].data_wait_s + 0.16 for rank in range(2))
 
 
-PASS = """
-import os, time
-from torch.utils.data import DataLoader
-for batch in DataLoader(torch.ones(12, 2), batch_size=3):
-    while batch_number == {held} and not os.path.exists({path!r}): time.sleep(0.01)
-    batch_number += 1
-"""
-SELDOM = """
+HEAD = """
 import os, time
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-for batch in tqdm(DataLoader(torch.ones(12, 2), batch_size=3), mininterval=1000, miniters=1000):
-    while batch_number == {held} and not os.path.exists({path!r}): time.sleep(0.01)
-    batch_number += 1
+batches = torch.ones(12, 2)
+def hold(is_here):
+    while is_here and not os.path.exists({path!r}): time.sleep(0.01)
+"""
+PASS = "for number, _ in enumerate(DataLoader(batches, batch_size=3)): hold(number == 2)"
+SELDOM = """
+bar = tqdm(DataLoader(batches, batch_size=3), mininterval=1000, miniters=1000)
+for number, _ in enumerate(bar): hold(number == 2)
 """
 EPOCHS = """
-import os, time
-from torch.utils.data import DataLoader
-from tqdm import tqdm
 for epoch in tqdm(range(4), mininterval=0):
-    for batch in DataLoader(torch.ones(12, 2), batch_size=3):
-        while batch_number == 4 * {held} + 3 and not os.path.exists({path!r}): time.sleep(0.01)
-        batch_number += 1
+    for number, _ in enumerate(DataLoader(batches, batch_size=3)): hold(epoch == 2 and number == 3)
 """
 BAR = """
-import os, time
-from tqdm import tqdm
 for epoch in tqdm(range(5), mininterval=0):
-    for batch in tqdm(range(1000), mininterval=0):
-        while epoch == {held} and not os.path.exists({path!r}): time.sleep(0.01)
+    for batch in tqdm(range(1000), mininterval=0): hold(epoch == 2)
 """
 
 
@@ -221,7 +202,7 @@ for epoch in tqdm(range(5), mininterval=0):
 def test_loop_progress_is_reported(quick: Cluster, tmp_path: Path, code: str) -> None:
     stop = tmp_path / "stop"
     total = 5 if code is BAR else 4
-    run = quick.run("batch_number = 0\n" + code.format(held=2, path=str(stop)), block=False)
+    run = quick.run(HEAD.format(path=str(stop)) + code, block=False)
     done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has returned the batch that a bar has not counted yet
     assert wait_until(
         lambda: all((vitals_of(quick, each).done, vitals_of(quick, each).total) == (done, total) for each in (0, 1))
@@ -240,8 +221,6 @@ from tqdm import tqdm
 for step in tqdm(range(60), mininterval=0):
     while step > 2 and not os.path.exists({path!r} + str(step)): time.sleep(0.01)
 """
-
-
 FAST = """
 import time
 from tqdm import tqdm
@@ -251,7 +230,7 @@ for step in tqdm(range(10**9), mininterval=0):
 """
 
 
-def test_loop_progress_is_reported_with_its_bar(tmp_path: Path) -> None:
+def test_loop_progress_is_reported_soon_after_its_bar(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", backend="none", sample_s=60, name="seldom") as cluster:
         assert wait_until(lambda: set(cluster.telemetry.ranks) == {0, 1})
         run = cluster.run(HELD.format(path=f"{tmp_path}/"), block=False, origin=Origin(execution_count=7))
@@ -259,11 +238,8 @@ def test_loop_progress_is_reported_with_its_bar(tmp_path: Path) -> None:
             assert wait_until(lambda step=step: all(f"| {step}/60" in run.stderr.get(each, "") for each in (0, 1)))  # type: ignore[misc]
             assert wait_until(lambda step=step: [vitals_of(cluster, each).done for each in (0, 1)] == [step, step], 2)  # type: ignore[misc]
             (tmp_path / str(step)).touch()
-        assert (vitals_of(cluster, 0).state, vitals_of(cluster, 0).total, vitals_of(cluster, 0).execution_count) == (
-            "running",
-            60,
-            7,
-        )
+        vitals = vitals_of(cluster, 0)
+        assert (vitals.state, vitals.total, vitals.execution_count) == ("running", 60, 7)
         stop(cluster, run)
         # However often bars are drawn, few messages report it.
         before = cluster.telemetry.changes
@@ -271,17 +247,68 @@ def test_loop_progress_is_reported_with_its_bar(tmp_path: Path) -> None:
         assert 2 <= cluster.telemetry.changes - before <= 2 * (2 / 0.3 + 2)
 
 
-def test_data_wait_is_reported_separately(quick: Cluster) -> None:
+def test_nested_loaders_report_the_outer_one(quick: Cluster) -> None:
     code = """
-class Slow(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, index): time.sleep(0.02); return torch.ones(2)
-import time
-for batch in DataLoader(Slow(), batch_size=2): pass
+import gc, time
+from torch.utils.data import DataLoader
+from jupyter_disttrain.features.telemetry.rank.progress import Progress
+(progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
+next(iter(DataLoader(range(5))))  # its loop was left
+seen = {}
+for number, _ in enumerate(DataLoader(range(100)), 1):
+    time.sleep(0.02)
+    if number == 50:
+        for _ in DataLoader(range(10)): pass  # validation
+    if number > 51: seen[number] = progress.loop
+together = [progress.loop for _ in zip(DataLoader(range(10)), DataLoader(range(100)))]
+seen, together
 """
-    before = vitals_of(quick, 0).data_wait_s
-    quick.run("from torch.utils.data import DataLoader\n" + code, 0)
-    assert wait_until(lambda: vitals_of(quick, 0).data_wait_s >= before + 0.16)
+    quick.run("from torch.utils.data import DataLoader")
+    seen, together = quick.run(code, 0).results[0]
+    assert {number: loop[:2] for number, loop in seen.items()} == {number: (number, 100) for number in range(52, 101)}
+    assert all(left_s >= 0.02 * (100 - done) for done, _, left_s in seen.values())
+    assert [loop[:2] for loop in together] == [(done, 10) for done in range(1, 11)]
+    assert all(left_s >= 0 for _, _, left_s in together[1:])
+
+
+def test_data_loaders_of_all_kinds_are_unchanged(quick: Cluster) -> None:
+    code = """
+from torch.utils.data import DataLoader, Sampler
+class Odd(Sampler):
+    def __init__(self, length): self.length = length
+    def __iter__(self): return iter(range(8))
+    def __len__(self):
+        if self.length is None: raise NotImplementedError
+        return self.length
+batches = [sum(1 for _ in DataLoader(list(range(8)), batch_size=2, sampler=Odd(length))) for length in (None, 2**64, 8)]
+inside = []
+inside.append(inside)
+batches + [len(list(DataLoader([1, 2], collate_fn=lambda _: inside)))]
+"""
+    quick.run("from torch.utils.data import DataLoader")
+    assert quick.run(code, 0).results[0] == [4, 4, 4, 2]
+
+
+def test_repeated_short_waits_are_not_reported_as_one_long_wait(quick: Cluster) -> None:
+    code = """
+import time
+if rank == 0:
+    for _ in range(16):
+        dist.recv(torch.zeros(1), 1)
+        sum(range(200_000))  # what it does with it
+else:
+    for _ in range(16):
+        time.sleep(0.3)
+        dist.send(torch.ones(1), 0)
+"""
+    quick.run(code)  # the first time is slow
+    run = quick.run(code, block=False)
+    waited = []
+    while not run.done:
+        waited.append(vitals_of(quick, 0).waits_s)
+        time.sleep(0.05)
+    run.wait()
+    assert 0 < max(waited) < 2.4  # half of the whole waiting time
 
 
 def test_slow_rank_is_named_with_figures_while_the_cell_runs(quick: Cluster, tmp_path: Path) -> None:
