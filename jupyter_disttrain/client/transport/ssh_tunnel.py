@@ -55,6 +55,7 @@ OPTIONS = (
     *("-T", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-o", "StreamLocalBindMask=0177"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
+_METRICS = re.compile(r"rank\d+\.metrics\.jsonl")  # names of the files that a run's folder may bring here
 MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
 # The shell of a notebook that lost its network does not detect that for hours, and would hold the lock. The pid of a
 # shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
@@ -213,7 +214,8 @@ class Tunnel:
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:
             self._send(f"echo {mark}; {script}\necho {mark} ended\n")
-            return self._read_until(f"{mark} ended\n").partition(f"{mark}\n")[2]
+            output = self._read_until(f"{mark} ended\n").partition(f"{mark}\n")[2]
+        return output.removesuffix(f"{mark} ended\n")
 
     def _send(self, text: str) -> None:
         assert self._process is not None
@@ -301,24 +303,38 @@ class Tunnel:
         """
         try:
             files = self._read_files(run, "rank*.metrics.jsonl", MOST_METRICS_BYTES)
-        except (OSError, ValueError, EOFError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise LaunchError(f"earlier metrics could not be copied from {run} on {self.host}: {why}") from error
+        except LaunchError as error:
+            raise LaunchError(f"earlier metrics are missing: {error}") from error
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, content in files.items():
-            write_private(folder / name, content)
+            if _METRICS.fullmatch(name):
+                write_private(folder / name, content)
 
     def _read_files(self, folder: str, names: str, most_bytes: int) -> dict[str, str]:
-        """Return the content of files by name, or the end of it: together not more than this."""
+        """Return the content of files by name, or the end of it: together not more than this.
+
+        Raises
+        ------
+        LaunchError
+            If it can't be copied; the message is meant for the user.
+        """
         script = (
             f'( cd {_quoted(folder)} && set -- {names} && for f; do if [ -f "$f" ]; then echo "$f"; '
             f'tail -c $(({most_bytes} / $#)) "$f" | gzip -c | base64 | tr -d "\\n"; echo; fi; done )'
         )
         lines = self.ask(script).splitlines()
-        return {
-            posixpath.basename(name): gzip.decompress(base64.b64decode(content)).decode(errors="replace")
-            for name, content in zip(lines[::2], lines[1::2], strict=True)
-        }
+        try:
+            return {
+                posixpath.basename(name): gzip.decompress(base64.b64decode(content, validate=True)).decode(
+                    errors="replace"
+                )
+                for name, content in zip(lines[::2], lines[1::2], strict=True)
+            }
+        except (OSError, ValueError, EOFError) as error:  # an empty line: gzip or base64 is not installed there
+            raise LaunchError(
+                f"the files in {folder} on {self.host} can't be copied: {error}; gzip, base64, tail and tr have to be "
+                "installed there"
+            ) from error
 
     def push(self, path: Path) -> None:
         """Copy a local file to the remote host.
@@ -329,8 +345,9 @@ class Tunnel:
         target = posixpath.join(self._profile, where)
         fresh = _quoted(f"{target}.new")
         end = f"disttrain-{os.urandom(8).hex()}"
-        make = f"mkdir -p -m 700 {_quoted(posixpath.dirname(target))}"
-        script = f"{make} && cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
+        # The folder is removed with the job, and must not be made again.
+        make = f"cd {_quoted(self._profile)} && mkdir -p -m 700 client"
+        script = f"( {make} ) && cat > {fresh} <<'{end}' && mv {fresh} {_quoted(target)}\n{path.read_text()}\n{end}\n"
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._send(script)

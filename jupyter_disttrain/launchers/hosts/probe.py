@@ -48,7 +48,7 @@ def main() -> None:
                     listening.enter_context(listener)
                     answer = {"port": port}
                 except OSError as error:
-                    answer = {"port": 0, "why": error.strerror}
+                    answer = {"port": 0, "why": error.strerror, "address": request["address"]}
             else:
                 answer = {"unreached": unreached(request["targets"], request["limit_s"])}
             print(f"{MARK}{json.dumps(answer)}", flush=True)  # noqa: T201
@@ -61,7 +61,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "ssh_address": "".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]).partition("%")[0],
-        "addresses": addresses() if found["package_folder"] else [],
+        "addresses": addresses(),
         "rdma_ports": rdma_ports(),
         "python": python_version(),
         "torch": version_of("torch"),
@@ -152,8 +152,10 @@ def gpus() -> int:
 
 def addresses() -> list[dict[str, Any]]:
     """Return the addresses of all interfaces that are up and running, each with its interface and prefix length."""
-    import psutil  # noqa: PLC0415  (the client's PYTHONPATH may lead to it)
-
+    try:
+        import psutil  # noqa: PLC0415  (the client's PYTHONPATH may lead to it)
+    except ImportError:  # reported with the package, which requires it
+        return []
     running = psutil.net_if_stats()
     found = []
     for label, of_interface in psutil.net_if_addrs().items():

@@ -150,7 +150,10 @@ def _connection_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yield what prevents connections from a host, each with its remedy."""
     if "why" in answer:
-        yield f"no port could be opened on its address ({answer['why']})", "name another network with --interface"
+        yield (
+            f"no port could be opened on {answer['address']} ({answer['why']})",
+            "name another network with --interface",
+        )
     errors = dict(answer.get("unreached", {}))
     if CLIENT in errors:
         yield f"can't reach this machine at {targets[CLIENT][0]} ({errors.pop(CLIENT)})", LET_IN
@@ -196,14 +199,16 @@ class _Probe:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                # Output of a login script may precede the reply, even on the same line.
-                before, mark, text = line.decode(errors="replace").partition(probe.MARK)
-                self._chatter = f"{self._chatter}{before}\n"[-LONGEST_OUTPUT:]
-                if mark and text.endswith("\n"):  # else it ended within its reply
-                    self._answers.put((json.loads(text), time.time()))
-        self._answers.put((None, 0.0))
+        try:
+            with self.process.stdout as output:
+                for line in output:
+                    # Output of a login script may precede the reply, even on the same line.
+                    before, mark, text = line.decode(errors="replace").partition(probe.MARK)
+                    self._chatter = f"{self._chatter}{before}\n"[-LONGEST_OUTPUT:]
+                    if mark and text.endswith("\n"):  # else it ended within its reply
+                        self._answers.put((json.loads(text), time.time()))
+        finally:  # also after a reply that can't be read
+            self._answers.put((None, 0.0))
 
     def send(self, data: bytes) -> None:
         """Send the probe, or a request."""

@@ -3,9 +3,10 @@
 Covers: a small process beside the notebook.
 Does not cover: ranks, which end with their controller.
 
-A notebook that is killed can't cancel the job it has queued, and hours later the job would run for nothing. The process
-reads from a pipe of the notebook's. At its end, unless ranks were started, it cancels the job and removes what the
-notebook had created for it. If the process was killed too, the job's script (``batch_script``) waits in vain and ends.
+A notebook that is killed can't cancel the job it has queued, and hours later the job would run for nothing. The
+process reads from a pipe of the notebook's. At its end, unless ranks were started or the cluster's folder can't be
+read, it cancels the job and removes what the notebook had created for it. If the process was killed too, the job's
+script (``batch_script``) waits in vain and ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = """
 while read -r line; do job=$line; done
-[ -e "$1" ] && exit
+[ -e "$1" ] || ! ls "${1%/*}" > /dev/null && exit
 [ "$job" ] && "$2" "$job"
 rm -rf -- "${@:4}"
 rmdir -- "$3"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import LaunchError
 from ...protocol.time_limits import CANCEL_SECONDS, COMMANDS_STATE_SECONDS, FIRST_POLL_SECONDS, SLOWEST_POLL_SECONDS
 from .commands import ask, slurm_environment
-from .job_state import GONE, UNKNOWN, JobState, from_scontrol
+from .job_state import GONE, SACCT_FIELDS, UNKNOWN, JobState, from_sacct, from_scontrol
 from .texts import over_text
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ class SlurmJob:
         return cls(numbers[-1])
 
     def state(self) -> JobState:
-        """Ask Slurm for the state: ``UNKNOWN`` if Slurm does not respond, ``GONE`` if it has no record of the job."""
+        """Ask Slurm for the state.
+
+        For a job that ended a while ago, the state that Slurm's accounting has kept; ``GONE`` if there is none.
+        ``UNKNOWN`` if Slurm does not respond.
+        """
         try:
             answer = ask("scontrol", "show", "job", "-o", self.job_id, limit_s=COMMANDS_STATE_SECONDS)
             if answer.code == 0:
@@ -73,7 +77,18 @@ class SlurmJob:
             why = answer.trouble
         except LaunchError as error:
             why = str(error)
-        return JobState(job_id=self.job_id, state=GONE if _NO_SUCH_JOB in why else UNKNOWN, reason=why)
+        if _NO_SUCH_JOB not in why:
+            return JobState(job_id=self.job_id, state=UNKNOWN, reason=why)
+        return self._kept_state() or JobState(job_id=self.job_id, state=GONE)
+
+    def _kept_state(self) -> JobState | None:
+        """Return the state in Slurm's accounting; None where that is off, late, or does not respond."""
+        asked = ("sacct", "-X", "-P", "-n", "-j", self.job_id, "-o", SACCT_FIELDS)
+        try:
+            state = from_sacct(ask(*asked, limit_s=COMMANDS_STATE_SECONDS).output)
+        except LaunchError:  # this host has no sacct
+            return None
+        return state if state is not None and state.is_over else None
 
     def position(self, state: JobState) -> int | None:
         """Ask Slurm for the position among the pending jobs of its partition, from 1 on.
@@ -84,7 +99,10 @@ class SlurmJob:
         if not state.waits or state.reason in _NOT_QUEUED or not state.partition:
             return None
         asked = ("--noheader", "--states=PENDING", f"--partition={state.partition}", "--format=%i", "--sort=-p,i")
-        waiting = ask("squeue", *asked, limit_s=COMMANDS_STATE_SECONDS).output.split()
+        try:
+            waiting = ask("squeue", *asked, limit_s=COMMANDS_STATE_SECONDS).output.split()
+        except LaunchError:  # this host has no squeue
+            return None
         return waiting.index(self.job_id) + 1 if self.job_id in waiting else None
 
     def wait_until_running(self, on_change: Callable[[JobState], None]) -> JobState:

@@ -1,6 +1,6 @@
 """Parse the state of a Slurm job.
 
-Covers: the record, parsing the output of scontrol, the meaning of states.
+Covers: the record, parsing the output of scontrol and sacct, the meaning of states.
 Does not cover: querying (``job``), texts for the user (``texts``).
 """
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GONE = "GONE"  # not one of Slurm's states: Slurm does not know the job any more
+SACCT_FIELDS = "JobID,State,ExitCode,Start,End,Reason"
 UNKNOWN = "UNKNOWN"  # not one of Slurm's states: Slurm did not reply
 ENDLESS = ("UNLIMITED", "Partition_Limit", "365-00:00:00")  # the last is the limit of a running job without a limit
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
@@ -102,6 +103,26 @@ def from_scontrol(text: str) -> JobState:
         tasks_per_node=_first(fields.get("NtasksPerN:B:S:C", "")),
         log="" if log is None or log[1] in _NOTHING else log[1],
     )
+
+
+def from_sacct(text: str) -> JobState | None:
+    """Parse ``sacct -X -P -n -o`` with ``SACCT_FIELDS``; None if it is empty."""
+    for line in text.splitlines():
+        parts = ["" if part in _NOTHING else part for part in line.split("|")]
+        if len(parts) < 6:  # noqa: PLR2004  (the number of requested fields)
+            continue
+        number, state, code, start, end, reason = parts[:6]
+        code, _, signal = code.partition(":")
+        return JobState(
+            job_id=number,
+            state=state.split()[0] if state else GONE,  # "CANCELLED by 1000"
+            reason=reason,
+            start_s=_time(start),
+            end_s=_time(end),
+            exit_code=_first(code),
+            exit_signal=_first(signal),
+        )
+    return None
 
 
 def _gpus_of(fields: Mapping[str, str]) -> int:

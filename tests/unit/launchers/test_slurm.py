@@ -14,7 +14,7 @@ from jupyter_disttrain.launchers.slurm import allocated_nodes
 from jupyter_disttrain.launchers.slurm.allocated_nodes import Allocation, least_cpus
 from jupyter_disttrain.launchers.slurm.batch_script import job_options, start_script
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
-from jupyter_disttrain.launchers.slurm.job_state import JobState, from_scontrol
+from jupyter_disttrain.launchers.slurm.job_state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import JobMonitor
 from jupyter_disttrain.launchers.slurm.texts import waiting_text
 from jupyter_disttrain.notebook.magics.arguments import parse
@@ -68,7 +68,7 @@ def test_step_survives_the_death_of_one_rank() -> None:
 # Output of Slurm's commands
 
 
-def test_job_is_parsed_from_scontrol_output() -> None:
+def test_job_is_parsed_from_scontrol_and_sacct_output() -> None:
     state = from_scontrol(SCONTROL)
     assert (state.state, state.requeued, state.partition, state.node_list) == ("RUNNING", 1, "gpu", "node[1-2]")
     assert (state.gpus, state.cpus, state.tasks_per_node, state.log) == (8, 16, 4, "/logs/7.log")
@@ -77,6 +77,10 @@ def test_job_is_parsed_from_scontrol_output() -> None:
     assert from_scontrol(SCONTROL.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")).end_s is None
     over = from_scontrol("JobId=7 JobState=CANCELLED ExitCode=0:15 EndTime=2000 TimeLimit=UNLIMITED")
     assert (over.state, over.exit_signal, over.end_s) == ("CANCELLED", 15, 2000)
+    kept = from_sacct("7|CANCELLED by 0|0:15|1000|2000|None\n")
+    assert kept is not None
+    assert (kept.state, kept.exit_signal, kept.end_s) == ("CANCELLED", 15, 2000)
+    assert from_sacct("") is None
 
 
 @pytest.mark.parametrize(
