@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
 from playwright.sync_api import sync_playwright
 
 from ..support.browser import (
@@ -23,7 +24,6 @@ from ..support.browser import (
     start_ranks,
     wait_for_end,
     wait_for_notebook,
-    write_notebook,
 )
 from .test_panel import PANEL, show_panel
 
@@ -125,7 +125,12 @@ def main() -> None:
         with running_lab(home) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
             shutil.copy(ROOT / "examples" / "first_steps.ipynb", server.root)
-            write_notebook(server.root / "digits.ipynb", *CELLS)
+            digits = nbformat.v4.new_notebook(
+                cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
+                # Otherwise JupyterLab asks for a kernel, and the page never settles.
+                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+            )
+            nbformat.write(digits, server.root / "digits.ipynb")
 
             def take(name: str, how: Callable[[Page], None], width: int, height: int, scale: float) -> None:
                 page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)

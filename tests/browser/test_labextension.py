@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-pytestmark = pytest.mark.browser
-
 START = "Start ranks for this notebook"
 RUN = "Run this cell on all ranks"
 
@@ -33,12 +31,14 @@ OTHERS = {
 }
 
 
+@pytest.mark.browser
 def test_palette_lists_the_commands(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("x = 1")
     search_palette(page, "distributed training")
     assert set(page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()) == {START, RUN, *OTHERS}
 
 
+@pytest.mark.browser
 def test_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("x = 1", "y = 2")
     button = page.get_by_role("button", name=f"{RUN}, with %%distributed as its first line")
@@ -52,6 +52,7 @@ def test_cell_run_on_all_ranks_begins_with_the_magic(open_notebook: Callable[...
     assert sources(page) == ["%%distributed\nx = 1", "y = 2"]
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("magic", ["%%distributed -r 0", "%%rank [0]"])
 def test_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Page], magic: str) -> None:
     page = open_notebook(f"{magic}\nx = 1")
@@ -60,6 +61,7 @@ def test_cell_that_names_its_ranks_keeps_them(open_notebook: Callable[..., Page]
     assert sources(page) == [f"{magic}\nx = 1"]
 
 
+@pytest.mark.browser
 def test_launcher_menu_and_keyboard_start_ranks(lab_server: LabServer, page: Page) -> None:
     page.goto(lab_server.link())
     page.locator(".jp-LauncherCard[title^='A new notebook whose first cell starts ranks']").click()
@@ -77,6 +79,7 @@ def test_launcher_menu_and_keyboard_start_ranks(lab_server: LabServer, page: Pag
     page.locator("#jupyter-disttrain-panel").wait_for(state="visible")
 
 
+@pytest.mark.browser
 def test_commands_are_disabled_without_a_notebook(lab_server: LabServer, page: Page) -> None:
     page.goto(lab_server.link())
     page.wait_for_function("() => window.jupyterapp?.restored")

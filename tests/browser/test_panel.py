@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-pytestmark = pytest.mark.browser
-
 TRAIN = """%%distributed {options}
 import math, time
 model = torch.nn.Linear(8, 1)
@@ -65,7 +63,10 @@ def show_panel(page: Page) -> None:
 
 
 def shut_down(page: Page) -> None:
-    page.evaluate(EXECUTE, "%dist_shutdown --all")
+    page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+             .requestExecute({code: '%dist_shutdown --all'}).done"""
+    )
 
 
 def set_theme(page: Page, name: str) -> None:
@@ -73,6 +74,7 @@ def set_theme(page: Page, name: str) -> None:
     page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
 
 
+@pytest.mark.browser
 def test_empty_panel_shows_how_to_start(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("1")
     show_panel(page)
@@ -99,11 +101,12 @@ def test_empty_panel_shows_how_to_start(open_notebook: Callable[..., Page]) -> N
     empty.wait_for(state="visible")
 
 
+@pytest.mark.browser
 def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
     open_notebook: Callable[..., Page],
 ) -> None:
     page = open_notebook(
-        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local",
+        "%load_ext jupyter_disttrain\n%dist_init -n 2",
         TRAIN.format(options="--watch", steps=100_000),
         "%%distributed\nprint('whole', dist.get_world_size())",
     )
@@ -167,6 +170,7 @@ def test_ranks_and_metrics_are_shown_in_panel_and_widget_while_a_cell_trains(
     page.locator(f"{PANEL} .jdt-empty").wait_for(state="visible", timeout=60_000)
 
 
+@pytest.mark.browser
 def test_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     from nbconvert import HTMLExporter  # noqa: PLC0415
 
@@ -192,6 +196,7 @@ def test_saved_notebook_shows_the_last_state(open_notebook: Callable[..., Page],
     take_picture(page, "nbconvert")
 
 
+@pytest.mark.browser
 def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none", LOOP)
     run_cell(page, 0)
@@ -227,6 +232,7 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
     page.evaluate(OPEN, own)
 
 
+@pytest.mark.browser
 def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook("%dist_status")
     show_panel(page)
@@ -250,6 +256,7 @@ def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callab
     assert shown == {end: ["1 ended"] for end in ends}
 
 
+@pytest.mark.browser
 def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
     page = open_notebook(BAR)
     show_panel(page)

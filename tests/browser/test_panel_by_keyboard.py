@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.browser
-
 TABLE = f"{PANEL} [role=treegrid]"
 LIVE_REGION = f"{PANEL} .jdt-live-region"
 
@@ -32,8 +30,9 @@ def active_row(page: Page) -> str:
     )
 
 
+@pytest.mark.browser
 def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none")
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local")
     show_panel(page)
     start_ranks(page)
     rows = page.locator(f"{PANEL} .jdt-rank")
@@ -62,13 +61,11 @@ def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Calla
         assert f"- {role}" in snapshot, snapshot
 
 
-def test_the_live_region_changes_with_the_state_and_announces_the_end(
-    open_notebook: Callable[..., Page], tmp_path: Path
-) -> None:
+@pytest.mark.browser
+def test_the_live_region_changes_with_the_state(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = f"%%distributed\nimport os, time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)"
-    start = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none"
-    page = open_notebook(start, wait, "%dist_status", "%dist_shutdown")
+    page = open_notebook("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", wait)
     show_panel(page)
     start_ranks(page)
     page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
@@ -88,9 +85,16 @@ def test_the_live_region_changes_with_the_state_and_announces_the_end(
     page.locator(LIVE_REGION, has_text="no cell runs").wait_for(state="attached")
     # Twice, although the view has changed many times meanwhile.
     assert page.evaluate("() => window.announced") == ["the ranks run a cell", "no cell runs"]
-    # The end, although nothing is drawn after it.
-    run_cell(page, 2)
+
+
+@pytest.mark.browser
+def test_the_end_is_announced_though_nothing_is_drawn_after_it(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local", "%dist_status", "%dist_shutdown"
+    )
+    start_ranks(page)
+    run_cell(page, 1)
     live_region = page.locator(".jp-Notebook .jdt-live-region")
     live_region.filter(has_text="no cell runs").wait_for(state="attached")
-    run_cell(page, 3)
+    run_cell(page, 2)
     live_region.filter(has_text="has ended; this is its last state").wait_for(state="attached")

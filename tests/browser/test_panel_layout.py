@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-pytestmark = pytest.mark.browser
-
 MAIN = "#jupyter-disttrain-main"
 WRITE = r"""%%distributed
 import sys
@@ -53,6 +51,7 @@ def texts(found: Locator) -> list[str]:
     return [text.strip() for text in found.all_inner_texts()]
 
 
+@pytest.mark.browser
 def test_narrow_panel_logs_and_main_area(open_notebook: Callable[..., Page]) -> None:
     page = open_notebook(
         "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local",
@@ -199,6 +198,7 @@ def first_ranks(page: Page, count: int) -> list[str]:
     return [text.split("\t")[0] for text in page.locator(".jdt-rank").all_inner_texts()[:count]]
 
 
+@pytest.mark.browser
 def test_many_ranks_are_summarized_filtered_and_sorted(page: Page) -> None:
     page.set_viewport_size({"width": 250, "height": 900})
     with served() as address:

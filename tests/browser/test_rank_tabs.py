@@ -10,15 +10,7 @@ import pytest
 
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
 
-from ..support.browser import (
-    output,
-    run_cell,
-    start_ranks,
-    take_picture,
-    wait_for_end,
-    wait_for_notebook,
-    write_notebook,
-)
+from ..support.browser import output, run_cell, start_ranks, take_picture, wait_for_end, wait_for_notebook
 from .test_panel import TRAIN
 
 if TYPE_CHECKING:
@@ -28,9 +20,7 @@ if TYPE_CHECKING:
 
     from ..support.browser import LabServer
 
-pytestmark = pytest.mark.browser
-
-START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local --backend none"
+START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local"
 PRINT = """%%distributed
 import sys
 from IPython.display import HTML
@@ -39,9 +29,6 @@ print(f"own {rank}\\nof two lines")
 print("aside", rank, file=sys.stderr)
 if rank: display(HTML(f"<b>figure of {rank}</b>"))
 print("last")"""
-
-
-COUNT = "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
 
 
 # Of each image: how far right of its label it begins, and how far below the label's centre its own is.
@@ -63,8 +50,9 @@ def visible_lines(area: Locator) -> list[str]:
     return [line.removeprefix("┃").strip() for text in texts for line in text.splitlines() if line.strip(" ┃")]
 
 
-def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
-    page = open_notebook(START, PRINT, COUNT)
+@pytest.mark.browser
+def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(START, PRINT)
     start_ranks(page, 3)
     run_cell(page, 1)
     wait_for_end(page, 1)
@@ -94,23 +82,6 @@ def test_one_rank_is_shown_alone_and_all_again(open_notebook: Callable[..., Page
     page.keyboard.press("ArrowLeft")
     assert area.inner_text() == merged
     assert all(each.is_visible() for each in figures.all())
-    # Other front ends show the plain text.
-    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-    (path,) = lab_server.root.glob("*one_rank_is_shown*.ipynb")
-    found = nbformat.read(path, as_version=4).cells[1].outputs
-    texts = [each.data for each in found if RANKS_MIME in each.data]
-    assert texts
-    assert all("text/plain" in each for each in texts)
-    assert [each.metadata["disttrain"]["ranks"] for each in found if "text/html" in each.data] == [[1], [2]]
-    # Later output of the selected rank is shown.
-    run_cell(page, 2)
-    output(page, 2, "1:2")
-    area = area_of(page, 2)
-    area.get_by_role("tab", name="1").first.click()
-    area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=60_000)
-    assert not [line for line in visible_lines(area) if line.startswith(("0:", "2:"))]
-    page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
-    wait_for_end(page, 2)
 
 
 SCATTERED = """%%distributed
@@ -154,8 +125,15 @@ OLD = (
 )
 
 
-def test_tab_shows_exactly_the_output_of_its_rank(open_notebook: Callable[..., Page]) -> None:
-    page = open_notebook(START.replace("-n 3", "-n 5"), SCATTERED, LONG)
+@pytest.mark.browser
+def test_tab_shows_exactly_the_output_of_its_rank(lab_server: LabServer, page: Page) -> None:
+    name = "scattered.ipynb"
+    sources = [START.replace("-n 3", "-n 5"), SCATTERED, LONG]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / name)
+    page.goto(lab_server.link(name))
+    wait_for_notebook(page)
     for index in range(3):
         run_cell(page, index)
         wait_for_end(page, index)
@@ -200,9 +178,13 @@ def test_tab_shows_exactly_the_output_of_its_rank(open_notebook: Callable[..., P
     take_picture(page, "scattered_long")
 
 
+@pytest.mark.browser
 def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Page) -> None:
     data = {"text/plain": OLD, RANKS_MIME: {"version": 1, "ranks": [0, 1, 2, 3, 4], "width": 9}}
-    write_notebook(lab_server.root / "old.ipynb", "1", outputs=[nbformat.v4.new_output("display_data", data)])
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / "old.ipynb")
     page.goto(lab_server.link("old.ipynb"))
     wait_for_notebook(page)
     area = area_of(page, 0)
@@ -214,11 +196,29 @@ def test_notebook_of_an_earlier_version_has_tabs(lab_server: LabServer, page: Pa
     assert visible_lines(area) == ["even", "a note for all"]
 
 
+@pytest.mark.browser
+def test_later_output_of_the_selected_rank_is_shown(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        START, "%%distributed\nimport time\nfor n in range(10**6): print(f'{rank}:{n}'); time.sleep(0.1)"
+    )
+    start_ranks(page, 3)
+    run_cell(page, 1)
+    output(page, 1, "1:2")
+    area = area_of(page, 1)
+    area.get_by_role("tab", name="1").first.click()
+    area.locator(".jdt-ranks-text", has_text="1:12").first.wait_for(timeout=60_000)
+    assert not [line for line in visible_lines(area) if line.startswith(("0:", "2:"))]
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
+    wait_for_end(page, 1)
+
+
+@pytest.mark.browser
 def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
-    with_torch = START.removesuffix(" --backend none")
+    cells = [START, PRINT, TRAIN.format(options="--watch", steps=50), "%dist_shutdown"]
     name = "in notebook 7.ipynb"
-    train = TRAIN.format(options="--watch", steps=50)
-    write_notebook(lab_server.root / name, with_torch, PRINT, train, "%dist_shutdown")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / name)
     page.goto(f"{lab_server.url}/notebooks/{quote(name)}?token={lab_server.token}")
     wait_for_notebook(page)
     for index in range(3):
@@ -234,3 +234,18 @@ def test_notebook_7_shows_the_same(lab_server: LabServer, page: Page) -> None:
     take_picture(page, "notebook7")
     run_cell(page, 3)
     wait_for_end(page, 3)
+
+
+@pytest.mark.browser
+def test_other_front_ends_show_plain_text(open_notebook: Callable[..., Page], lab_server: LabServer) -> None:
+    page = open_notebook(START, PRINT)
+    start_ranks(page, 3)
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    (path,) = lab_server.root.glob("*other_front_ends*.ipynb")
+    found = nbformat.read(path, as_version=4).cells[1].outputs
+    texts = [each.data for each in found if RANKS_MIME in each.data]
+    assert texts
+    assert all("text/plain" in each for each in texts)
+    assert [each.metadata["disttrain"]["ranks"] for each in found if "text/html" in each.data] == [[1], [2]]

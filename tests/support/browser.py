@@ -27,7 +27,7 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, Page
 
@@ -143,24 +143,18 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
     """
 
     def open_notebook(*sources: str) -> Page:
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(source) for source in sources],
+            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        )
         name = f"{request.node.name}.ipynb"
-        write_notebook(lab_server.root / name, *sources)
+        nbformat.write(notebook, lab_server.root / name)
         page.goto(lab_server.link(name))
         wait_for_notebook(page)
         return page
 
     yield open_notebook
     page.evaluate(END_KERNEL)
-
-
-def write_notebook(path: Path, *sources: str, outputs: Sequence[nbformat.NotebookNode] = ()) -> None:
-    """Write a notebook with these code cells, all with the same outputs."""
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source, outputs=[*outputs]) for source in sources],
-        # Otherwise JupyterLab asks for a kernel, and the page never settles.
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-    )
-    nbformat.write(notebook, path)
 
 
 def wait_for_notebook(page: Page) -> None:

@@ -8,11 +8,14 @@ import pytest
 
 from jupyter_disttrain.errors import RankFailure
 
+from ...conftest import LAUNCHERS
 from ...support.process_tools import wait_until
 from ...support.recovery_tools import is_intact, stop, waits
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
+
+pytestmark = pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 
 PENDING = "pending = dist.all_reduce(torch.ones(4), async_op=True)"
 # torch's all_reduce is interrupted in Python code on rank 0, between the call of the backend and the wait for it.
