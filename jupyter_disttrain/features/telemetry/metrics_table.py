@@ -163,13 +163,18 @@ class MetricsTable:
 
     def last_number_before(self, row: np.void) -> np.void | None:
         """Return the last row of a rank's metric in the same cell whose value is not NaN, before ``row``."""
+        size = 10_000  # it is likely among the last rows
         with self._lock:
-            rows = self._rows[: self._count]
-            is_before = (rows["time_s"] <= row["time_s"]) & ~np.isnan(rows["value"])
-            for column in ("cell", "name", "rank"):
-                is_before &= rows[column] == row[column]
-            at = np.flatnonzero(is_before)
-            return rows[at[-1]].copy() if len(at) else None
+            while True:
+                start = max(0, self._count - size)
+                rows = self._rows[start : self._count]
+                is_older = rows["cell"][0] < row["cell"]  # then there are none of this cell before
+                rows = rows[rows["name"] == row["name"]]
+                is_same = (rows["cell"] == row["cell"]) & (rows["rank"] == row["rank"])
+                rows = rows[is_same & (rows["time_s"] <= row["time_s"]) & ~np.isnan(rows["value"])]
+                if len(rows) or is_older or not start:
+                    return rows[-1] if len(rows) else None
+                size *= 10
 
     def rows(self, name: str | None = None) -> list[Metric]:
         """Return the values of one metric, or of all."""
