@@ -42,7 +42,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         check_owner(descriptor, path)
-    except BaseException:
+    except BaseException:  # also an interrupt: the descriptor must not stay open
         os.close(descriptor)
         raise
     return descriptor

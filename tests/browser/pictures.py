@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 from ..support.browser import (
     CHROMIUM_FLAGS,
-    END_KERNEL,
+    END_KERNELS,
     run_cell,
     running_lab,
     start_ranks,
@@ -137,7 +137,7 @@ def main() -> None:
                 page.goto(server.link(name))
                 wait_for_notebook(page)
                 how(page)
-                page.evaluate(END_KERNEL)
+                page.evaluate(END_KERNELS)
 
             take("first_steps.ipynb", take_first_steps, 960, 1088, 2)
             take("digits.ipynb", take_training, 1500, 980, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from ..support.browser import END_KERNEL, output, run_cell, start_ranks, take_picture, wait_for_end
+from ..support.browser import END_KERNELS, output, run_cell, start_ranks, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +214,7 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="it runs").first.wait_for()
     page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:stop'); }")
     dialog = page.locator(".jp-Dialog")
-    assert f"Shut down the ranks of default ({own})?" in dialog.inner_text()
+    dialog.filter(has_text=f"Shut down the ranks of default ({own})?").wait_for()
     dialog.get_by_role("button", name="Cancel").click()
     page.evaluate("() => window.jupyterapp.commands.execute('jupyter-disttrain:interrupt')")
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="KeyboardInterrupt").first.wait_for()
@@ -228,8 +228,6 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
     shut_down(page)
     page.evaluate(OPEN, other)
     shut_down(page)
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
-    page.evaluate(OPEN, own)
 
 
 @pytest.mark.browser
@@ -241,10 +239,10 @@ def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callab
     run_cell(page, 0)
     page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
     page.evaluate(RECORD)
-    ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNEL)
+    ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNELS)
     shown = {}
     for end in ends:
-        if end in (RESTART, END_KERNEL):
+        if end in (RESTART, END_KERNELS):
             page.evaluate(EXECUTE, START)
         page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
         page.evaluate(EXECUTE, END_SLOWLY)

@@ -54,7 +54,7 @@ NOTEBOOK_READY = """async () => {
 }"""
 
 
-END_KERNEL = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.shutdown()"
+END_KERNELS = "() => window.jupyterapp?.serviceManager.sessions.shutdownAll()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,8 @@ def page(browser: Browser) -> Iterator[Page]:
 def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
     """Return a function that opens a notebook with the given code cells and waits for its kernel.
 
-    The kernel and its ranks end with the test: otherwise they would appear in the next test's panel.
+    All kernels and their ranks end with the test, also where it failed: otherwise they would appear in the
+    next test's panel.
     """
 
     def open_notebook(*sources: str) -> Page:
@@ -154,7 +155,7 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
         return page
 
     yield open_notebook
-    page.evaluate(END_KERNEL)
+    page.evaluate(END_KERNELS)
 
 
 def wait_for_notebook(page: Page) -> None:

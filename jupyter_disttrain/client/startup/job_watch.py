@@ -90,6 +90,7 @@ class JobWatch:
         try:
             return call()
         except Exception:
+            # Any error: this thread must continue to watch the job.
             log.exception("the state of the job could not be read or reported")
             return None
 

@@ -43,7 +43,7 @@ class Staging:
         store = Store(request.source, request.to, info.host, mark)
         try:
             links = Links(request.keys, own_address(master))
-        except BaseException:
+        except BaseException:  # also an interrupt: the store must not stay open
             store.close()
             raise
         self._node = PipelineNode(request.source, links, store)
