@@ -38,14 +38,13 @@ from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import ReleasedError
 from ..process_group.group import RELEASE_SIGNAL
-from . import cell_errors, cell_hooks
+from . import cell_errors
 from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..nanny.ipc import ReservedDescriptors
     from ..output.iopub import Publisher
     from .requests import RequestHandler
 
@@ -98,29 +97,13 @@ class RankKernel(IPythonParallelKernel):
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts.subscribe(self._deferral.drop_interrupt, self._accept_interrupts)
 
-    def take_charge(
-        self,
-        request_handler: RequestHandler,
-        publisher: Publisher,
-        descriptors: Descriptors,
-        reserved: ReservedDescriptors,
-    ) -> None:
-        """Set the objects that serve the requests.
-
-        Parameters
-        ----------
-        reserved
-            File descriptors to free before the first cell.
-        """
+    def take_charge(self, request_handler: RequestHandler, publisher: Publisher, descriptors: Descriptors) -> None:
+        """Set the objects that serve the requests."""
         self._descriptors = descriptors
-        self.cell_starts.subscribe(
-            lambda _cell: reserved.free(), user_code.set_cells, self.shell.clear_state, self._torch_flags.note
-        )
+        self.cell_starts.subscribe(user_code.set_cells, self.shell.clear_state, self._torch_flags.note)
         self._request_handler = request_handler
-        request_handler.repeat_reply = self._repeat_reply
         self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
-        request_handler.bind(self.shell)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
     @property
@@ -198,7 +181,7 @@ class RankKernel(IPythonParallelKernel):
             cut_imports += self._imports.behind(error)
         if cut_imports:
             reply["cut_imports"] = cut_imports
-        group, of_group = cell_hooks.after_cell(self._request_handler.group, self._request_handler.horovod.calls, error)
+        group, of_group = self._request_handler.after_cell(error)
         reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
             interrupts = self._interrupted, self._publisher.was_interrupted
@@ -363,16 +346,14 @@ class RankKernel(IPythonParallelKernel):
             reply, buffers = error_reply(error), []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
-    def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
+    def repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
         """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
         group = self._request_handler.group
         running = self._cell  # read once: another thread may clear it at any time
         runs = running is not None and running["request"] == cell
-        begun = cell in self._begun
-        state = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
-        state |= {"group": "none", "generation": 0} | cell_hooks.counts(group, self._request_handler.horovod.calls)
-        if group is not None:
-            state |= {"group": group.tag, "generation": group.generation}
+        tag, generation = ("none", 0) if group is None else (group.tag, group.generation)
+        state = {"begun": cell in self._begun, "ended": False, "runs": runs, "group": tag, "generation": generation}
+        state |= self._request_handler.counts()
         content, buffers = self._last_reply
         return (state | content | {"ended": True}, buffers) if content.get("cell") == cell else (state, [])
 

@@ -11,18 +11,17 @@ GIL or dies, and no thread of the rank handles its output.
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
+import json
 import mmap
 import os
-import resource
 import socket
 import struct
 import tempfile
 import termios
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +29,8 @@ from ...features.telemetry.rank import status_page
 from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-# By the least limit of open files: lower descriptor numbers are left for cells, as far as the rank opens files before
-# the first cell.
-CELLS_DESCRIPTORS = {2048: 1024, 512: 64, 0: 0}
 PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
 HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
 TOKEN_SIZE = 8
@@ -101,19 +97,16 @@ class Wire:
         for end in (self.stdout_read, self.stderr_read):
             os.set_blocking(end, False)
 
-    def become_rank(self) -> Wire:
+    def become_rank(self) -> None:
         """Keep the rank's ends and make them file descriptors 1 and 2; nothing can be read from 0.
 
         The reading ends stay open too: asking them for the unread bytes needs no system call of the nanny. The writing
-        ends stay open to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
+        ends stay open to restore 1 and 2 where a cell closes them.
         """
         self.nanny_socket.close()
         restore_input()
         os.dup2(self.stdout_write, 1)
         os.dup2(self.stderr_write, 2)
-        names = ("stdout_read", "stdout_write", "stderr_read", "stderr_write", "stack_file", "crash_file", "lock_file")
-        moved: dict[str, Any] = {name: _move(getattr(self, name)) for name in names}
-        return replace(self, rank_socket=socket.socket(fileno=_move(self.rank_socket.detach())), **moved)
 
     def wait_read(self, descriptor: int) -> None:
         """Wait, on the rank, until the nanny has read what was written to 1 or 2."""
@@ -128,48 +121,6 @@ def restore_input() -> None:
         os.dup2(nothing, 0)
         os.close(nothing)
     os.set_inheritable(0, True)
-
-
-def _move(descriptor: int) -> int:
-    """Move a file descriptor to a number past those that cells use."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _cells_descriptors())
-    os.close(descriptor)
-    return moved
-
-
-class ReservedDescriptors:
-    """Hold the low file descriptors, so that what the rank opens before the first cell gets higher ones.
-
-    Programs that become daemons close all descriptors that they may have inherited; the rank's own are not among them.
-    """
-
-    def __init__(self) -> None:
-        self._taken: list[int] = []
-        self.take()
-
-    def take(self) -> None:
-        """Open all low descriptors that are free."""
-        while not self._taken or self._taken[-1] < _cells_descriptors() - 1:
-            self._taken.append(os.open(os.devnull, os.O_RDONLY))
-
-    def free(self) -> None:
-        """Close them, so that the user's code can use them."""
-        while self._taken:
-            os.close(self._taken.pop())
-
-    @contextlib.contextmanager
-    def freed(self) -> Iterator[None]:
-        """Close them for a while: ``select()`` accepts no higher ones."""
-        self.free()
-        try:
-            yield
-        finally:
-            self.take()
-
-
-def _cells_descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return next(count for least, count in CELLS_DESCRIPTORS.items() if soft >= least or soft == resource.RLIM_INFINITY)
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
@@ -226,6 +177,10 @@ class RankEnd:
             sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
             sender.start()
             sender.join()
+
+    def send_identity(self, identity: dict[str, Any]) -> None:
+        """Send what the nanny has to know of the rank, or a part of it."""
+        self.send(IDENTITY, [json.dumps(identity).encode()])
 
     def _exchange(self, kind: bytes, token: bytes, parts: list[Any]) -> None:
         with self._lock:

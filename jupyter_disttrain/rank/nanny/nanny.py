@@ -41,6 +41,7 @@ from ...protocol.requests import (
     Publish,
     RepeatHello,
     Replay,
+    Reply,
     Signal,
     Stack,
 )
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 
     from ..startup.connection import Connection
 
-
-Reply = tuple[dict[str, Any], list[Any]]  # content beyond the status, buffers
 
 serves = Handlers()
 
@@ -320,7 +319,7 @@ class Nanny:
             signal_main_thread(self._pid, signal.SIGINT)
 
     def _on_identity(self, identity: dict[str, Any]) -> None:
-        self._engine = self._side_channel.engine = identity["engine"]
+        self._engine = self._side_channel.engine = identity.get("engine", self._engine)
         self._hub_id = identity.get("hub_id", self._hub_id)
         if identity.get("log_path"):
             self._hellos.is_known = True
@@ -357,61 +356,52 @@ class Nanny:
             message = self._session.deserialize(parts)
         except (ValueError, TypeError):
             return  # not signed with our key: every process on this host can reach the controller's ports
-        content: dict[str, Any] = {"status": "ok"}
-        frames: list[Any] = []
         try:
-            reply, frames = serves.serve(self, message["content"])
-            content |= reply
+            content, frames = serves.serve(self, message["content"])
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
-            content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
+            content, frames = {"status": "error", "reason": f"{type(error).__name__}: {error}"}, []
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
     @serves(Signal)
-    def _pass_signal(self, request: Signal) -> Reply:
+    def _pass_signal(self, request: Signal) -> None:
         self._signal(request.number)
-        return {}, []
 
     @serves(Interrupt)
-    def _interrupt(self, request: Interrupt) -> Reply:
+    def _interrupt(self, request: Interrupt) -> None:
         """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
         if self._output.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
             interrupt(self._pid)
         else:
             self._interrupt_at = request.cell
-        return {}, []
 
     @serves(End)
-    def _end(self, _request: End) -> Reply:
+    def _end(self, _request: End) -> None:
         self._begin_end()
-        return {}, []
 
     @serves(AcknowledgeNannyHello)
-    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> Reply:
+    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> None:
         self._hellos.delay()
-        return {}, []
 
     @serves(RepeatHello)
-    def _repeat_hello(self, _request: RepeatHello) -> Reply:
+    def _repeat_hello(self, _request: RepeatHello) -> None:
         self._publish_record(self._hello())
-        return {}, []
 
     @serves(Publish)
-    def _publish_for(self, request: Publish) -> Reply:
+    def _publish_for(self, request: Publish) -> None:
         self._side_channel.publish(request.record_type, request.content)
-        return {}, []
 
     @serves(Replay)
     def _replay(self, _request: Replay) -> Reply:
         return self._out.dump()
 
     @serves(Ping)
-    def _ping(self, request: Ping) -> Reply:
-        return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}, []
+    def _ping(self, request: Ping) -> dict[str, Any]:
+        return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}
 
     @serves(Stack)
-    def _stack(self, _request: Stack) -> Reply:
-        return {"stack": self._exit_report.stack()}, []
+    def _stack(self, _request: Stack) -> dict[str, Any]:
+        return {"stack": self._exit_report.stack()}
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it

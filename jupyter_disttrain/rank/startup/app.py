@@ -62,7 +62,7 @@ from ..kernel.tracebacks import is_of_user, plain_lines
 from ..libraries.import_hooks import on_import
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
-from ..nanny.ipc import IDENTITY, RankEnd, ReservedDescriptors, Wire
+from ..nanny.ipc import RankEnd, Wire
 from ..output.escapes import escaping
 from ..output.iopub import Publisher
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
@@ -96,11 +96,10 @@ class RankEngine(IPEngine):
         hello: RankHello,
         connection: Connection,
         profile: UserProfile,
-        reserved: ReservedDescriptors,
     ) -> None:
         """Set what :func:`run_rank` has prepared."""
         self._turns = turns
-        self._descriptors, self._reserved = Descriptors(wire), reserved
+        self._descriptors = Descriptors(wire)
         self._rank_end = RankEnd(wire)
         self._hello = hello
         self._connection = connection
@@ -114,7 +113,7 @@ class RankEngine(IPEngine):
         _, frames = self.session.feed_identities(msg)
         content = self.session.deserialize(frames)["content"]
         self.id = content["id"]
-        self._rank_end.send(IDENTITY, [self.session.pack({"engine": self.ident, "hub_id": self.id})])
+        self._rank_end.send_identity({"engine": self.ident, "hub_id": self.id})
         self.shell_socket = self._open(zmq.ROUTER, "mux")
         self.control_socket = self._open(zmq.ROUTER, "control")
         self.kernel = self._make_kernel()
@@ -164,14 +163,19 @@ class RankEngine(IPEngine):
         _exit = RankExit()
         kernel.cell_starts.subscribe(publisher.attribute_output)
         request_handler = RequestHandler(
-            self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos, kernel.cell_starts
+            kernel.shell,
+            self._rank_end,
+            self._hellos,
+            kernel.cell_starts,
+            cell=lambda: kernel.cell,
+            repeat_reply=kernel.repeat_reply,
+            begin_session=functools.partial(self._run_profile, app, kernel.shell),
         )
-        request_handler.begin_session = functools.partial(self._run_profile, app, kernel.shell)
-        kernel.take_charge(request_handler, publisher, self._descriptors, self._reserved)
+        kernel.take_charge(request_handler, publisher, self._descriptors)
         return kernel
 
     def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
-        with self._reserved.freed(), self._turns.muted():  # its output is not shown, as in an ordinary kernel
+        with self._turns.muted():  # its output is not shown, as in an ordinary kernel
             return self._profile.run(app, shell)
 
     def _send_hello(self) -> None:
@@ -254,7 +258,6 @@ def _place_temporary_files() -> None:
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
     note_frozen()
-    reserved = ReservedDescriptors()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()
@@ -287,7 +290,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, turns, hello, connection, profile, reserved)
+    engine.attach(wire, turns, hello, connection, profile)
     _serve(engine)
     stderr.write("the loop that serves this rank's cells has ended, which is a bug in jupyter_disttrain\n")
     flush_all(sys.stdout, stderr)
