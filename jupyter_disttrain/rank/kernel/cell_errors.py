@@ -15,34 +15,19 @@ import time
 import traceback
 from itertools import takewhile
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...features.scripts.errors import ScriptExit
 from ..libraries import gpu_errors
 from ..libraries.framework_checks import hint
 from ..output.user_code import is_own, script_name
 from ..process_group.object_replacement import thaw
-from .error_chain import chain, connected, linked, walk
-from .tracebacks import Formatters, Report
+from .error_chain import chain, linked, tree, walk
 from .tracebacks import report as make_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
-
-
-class FailedShell(Formatters, Protocol):
-    """The shell in which the cell has failed."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that the cell ended with."""
-
-    def report(self) -> Report:
-        """Return the error as it is shown: text and traceback."""
-
-    def advice_on(self, error: BaseException) -> str:
-        """Return advice on the error; empty if there is none."""
 
 
 LOST_WORK = (
@@ -62,7 +47,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return next((link for link in chain(error) if isinstance(link, KeyboardInterrupt)), None)
 
 
-def complete(reply: dict[str, Any], shell: FailedShell, interrupted: bool, was_interrupted: bool) -> None:
+def complete(reply: dict[str, Any], shell: Any, interrupted: bool, was_interrupted: bool) -> None:
     """Add the error, its line and the time to an error reply.
 
     The reply is that of an interrupt if the user interrupted the cell and a collective was released for it, or if an
@@ -94,7 +79,7 @@ def _may_follow_interrupt(error: BaseException) -> bool:
     return isinstance(error, (SystemExit, ScriptExit, asyncio.CancelledError))
 
 
-def _as_interrupt(error: BaseException, shell: Formatters) -> list[str]:
+def _as_interrupt(error: BaseException, shell: Any) -> list[str]:
     """Return the traceback, from the cell on, of the interrupt that led to an error.
 
     A library that exits after an interrupt has caught it between the cell and the interrupted code. The interrupt's own
@@ -121,8 +106,8 @@ def let_go(error: BaseException, variables: Mapping[str, Any]) -> None:
     Frames of errors that the user keeps in ``variables``, or in a list, tuple, set or dict there, are not cleared.
     """
     # Including errors hidden by ``from None``: they hold as much, e.g. a file that torch did not finish writing.
-    links = connected(error)
-    kept = {id(frame) for link in _kept(links, variables) for frame in _frames(connected(link))}
+    links = list(tree(error, hidden=True))
+    kept = {id(frame) for link in _kept(links, variables) for frame in _frames(tree(link, hidden=True))}
     frames = {id(frame): frame for frame in _frames(links) if id(frame) not in kept}
     places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
     filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
