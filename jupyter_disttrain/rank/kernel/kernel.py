@@ -45,6 +45,7 @@ from .stdin import InputOnRankError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..nanny.ipc import RankEnd
     from ..output.iopub import Publisher
     from .requests import RequestHandler
 
@@ -54,8 +55,8 @@ def ignore_signal(_number: int, _frame: Any) -> None:
 
 
 def error_reply(error: BaseException) -> dict[str, Any]:
-    """Return the reply for an error, also if its own ``__str__`` fails or returns what no message can carry."""
-    text = str(traceback.TracebackException.from_exception(error)).encode(errors="backslashreplace").decode()
+    """Return the reply for an error, also if its own ``__str__`` fails."""
+    text = str(traceback.TracebackException.from_exception(error))
     return {"status": "error", "ename": type(error).__name__, "evalue": text}
 
 
@@ -97,9 +98,11 @@ class RankKernel(IPythonParallelKernel):
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts.subscribe(self._deferral.drop_interrupt, self._accept_interrupts)
 
-    def take_charge(self, request_handler: RequestHandler, publisher: Publisher, descriptors: Descriptors) -> None:
+    def take_charge(
+        self, request_handler: RequestHandler, publisher: Publisher, rank_end: RankEnd, descriptors: Descriptors
+    ) -> None:
         """Set the objects that serve the requests."""
-        self._descriptors = descriptors
+        self._rank_end, self._descriptors = rank_end, descriptors
         self.cell_starts.subscribe(user_code.set_cells, self.shell.clear_state, self._torch_flags.note)
         self._request_handler = request_handler
         self._publisher = publisher
@@ -133,15 +136,14 @@ class RankKernel(IPythonParallelKernel):
             await super().execute_request(stream, ident, parent)
             return
         try:
-            with self._publisher.in_use():
+            with self._rank_end.in_use():
                 await self._serve_cell(stream, ident, parent, options)
         except (Exception, KeyboardInterrupt, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             # A bug of this package, or what a hook of the user's raises around a cell: without a reply the client would
             # wait forever.
             self._ignore_sigint()
             self._cell = None
-            trace = traceback.format_exc().encode(errors="backslashreplace").decode()
-            reply = error_reply(error) | {"traceback": trace.splitlines()}
+            reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
             group = "none" if self._request_handler.group is None else "broken"  # how many collectives ran is unknown
             self._reply(stream, ident, parent, reply, {"quiet": True, "group": group})
 
@@ -174,7 +176,7 @@ class RankKernel(IPythonParallelKernel):
         self._cell = None
         self._request_handler.progress.show()  # clears the position in a loop before the end of the cell is reported
         error = shell.error if reply["status"] == "error" else None
-        if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
+        if cell_errors.is_good_exit(error) and not (self._interrupted or self._rank_end.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
         cut_imports = self._imports.clean_up()
         if error is not None and not isinstance(error, KeyboardInterrupt):
@@ -184,7 +186,7 @@ class RankKernel(IPythonParallelKernel):
         group, of_group = self._request_handler.after_cell(error)
         reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
-            interrupts = self._interrupted, self._publisher.was_interrupted
+            interrupts = self._interrupted, self._rank_end.was_interrupted
             cell_errors.complete(reply, shell, *interrupts)
             cell_errors.let_go(error, shell.user_ns)
         shell.end_cell()
@@ -302,7 +304,7 @@ class RankKernel(IPythonParallelKernel):
     def _end_cell(self, parent: dict[str, Any]) -> bool:
         """Close the cell's output; return True if there was none."""
         flush_all(sys.stdout, sys.stderr)
-        if self._publisher.is_silent:
+        if self._rank_end.is_silent:
             return True
         with self._publisher.ending_cell():
             super()._publish_status("idle", "shell", parent)
@@ -328,7 +330,7 @@ class RankKernel(IPythonParallelKernel):
         """Serve one of our client's requests between cells, e.g. identify, push or pull."""
         content = parent["content"]
         try:
-            with self._publisher.in_use():
+            with self._rank_end.in_use():
                 reply, buffers = self._request_handler.serve(content, parent["buffers"])
         except (Exception, SystemExit) as error:
             # The client reports every error, with this rank's number.

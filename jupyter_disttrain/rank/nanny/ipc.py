@@ -21,6 +21,7 @@ import tempfile
 import termios
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from ...features.telemetry.rank import status_page
 from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
 HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
@@ -37,9 +38,8 @@ TOKEN_SIZE = 8
 LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
 BUSY = 8  # shared page: 1 while the nanny handles output
-IN_USE = 9  # shared page: 1 while the rank serves a request
 INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
-USES = struct.Struct("=Q")  # shared page, offset 16: requests that the rank has served
+USES = struct.Struct("=Q")  # shared page: the beginnings and ends of requests that the rank has served
 USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
 
@@ -124,7 +124,7 @@ def restore_input() -> None:
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """Wait a short time for the nanny; a busy nanny may cost the order of output, but no hang."""
+    """Wait a short time for the nanny: if it is busy, output may lose its order, but nothing hangs."""
     deadline = time.monotonic() + WIRE_PATIENCE_SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.00002)
@@ -152,6 +152,7 @@ class RankEnd:
         self._wire = wire
         self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
         self._sent = 0
+        self._mark = self._position()
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -164,10 +165,8 @@ class RankEnd:
         unreadable.
         """
         views = [PickleBuffer(frame).raw() for frame in frames]  # as plain bytes, whatever shape a buffer has
-        parts: list[Any] = []
-        for view in views:
-            parts += (LENGTH.pack(view.nbytes), view)
-        size = sum(view.nbytes + LENGTH.size for view in views)
+        parts: list[Any] = [part for view in views for part in (LENGTH.pack(view.nbytes), view)]
+        size = sum(map(len, parts))
         token = os.urandom(TOKEN_SIZE)
         parts.insert(0, HEADER.pack(kind, token, len(views), size))
         if HEADER.size + size <= ATOMIC_BYTES:
@@ -205,30 +204,38 @@ class RankEnd:
             if returned in (token, b""):
                 return
 
-    @property
-    def mark(self) -> tuple[int, int]:
-        """A point in the output so far, for :meth:`is_silent_since`."""
+    def _position(self) -> tuple[int, int]:
+        """Return the point in the output that the nanny has reached."""
         return self._sent, SEEN.unpack_from(self._wire.page)[0]
 
-    def begin_use(self) -> None:
-        """Mark that a request is being served."""
-        self._wire.page[IN_USE] = 1
+    def _is_all_handled(self) -> bool:
+        # The nanny raises its flag before it reads.
+        is_all_read = not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+        return is_all_read and not self._wire.page[BUSY]
 
-    def end_use(self) -> None:
-        """Mark that the request was served, and count it."""
-        self._wire.page[IN_USE] = 0
-        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
-
-    def clear_interrupted(self) -> None:
-        """Clear the mark that the cell was interrupted."""
+    def begin_cell(self, header: bytes) -> None:
+        """Have the nanny handle the output so far, and attribute what follows to the cell of this header."""
+        _wait_until(self._is_all_handled)
+        self._mark = self._position()
         self._wire.page[INTERRUPTED] = 0
+        self.send(CELL_BEGIN, [header])
 
-    def wait_until_handled(self) -> None:
-        """Wait until the nanny has handled the output so far."""
-        _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
+    @property
+    def is_silent(self) -> bool:
+        """Whether there was no output since the cell began."""
+        return self._is_all_handled() and self._position() == self._mark  # in this order: it counts after reading
 
-    def _is_all_read(self) -> bool:
-        return not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Mark for the duration of the block that a request is being served."""
+        self._count_use()
+        try:
+            yield
+        finally:
+            self._count_use()
+
+    def _count_use(self) -> None:
+        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
 
     @property
     def was_interrupted(self) -> bool:
@@ -242,13 +249,6 @@ class RankEnd:
     def show_loop(self, loop: status_page.LoopStatus) -> None:
         """Write the loop's progress to the shared page; one thread of the rank at a time."""
         status_page.write_loop(self._wire.page, loop)
-
-    def is_silent_since(self, mark: tuple[int, int]) -> bool:
-        """Whether there was no output since ``mark``.
-
-        The order of the checks matters: the nanny raises its flag before it reads, and counts after reading.
-        """
-        return self._is_all_read() and not self._wire.page[BUSY] and self.mark == mark
 
 
 def _unread(pipe_end: int) -> int:
@@ -328,9 +328,9 @@ class NannyEnd:
         """Return the rank's last heartbeat and activity."""
         return status_page.read(self._page)
 
-    def uses(self) -> tuple[bool, int]:
-        """Whether the rank serves a request, and how many it has served."""
-        return bool(self._page[IN_USE]), USES.unpack_from(self._page, USES_AT)[0]
+    def uses(self) -> int:
+        """Return how many beginnings and ends of requests the rank has counted; odd while it serves one."""
+        return int(USES.unpack_from(self._page, USES_AT)[0])
 
     def set_busy(self, busy: bool) -> None:
         """Mark that output is being handled."""

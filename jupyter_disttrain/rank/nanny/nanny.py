@@ -49,14 +49,13 @@ from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NAN
 from ...rank_sessions import HeldSession, end_abandoned
 from ..startup.announce import Hellos
 from ..startup.startup_args import write_whole
-from .activity import ActivityReporter
 from .controller_watch import ClusterWatch, open_probe
 from .exit_report import ExitReport
 from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
 from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
-from .publish import SideChannel
+from .publish import ActivityReporter, SideChannel
 from .replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Nanny:
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
         self._out = ReplayBuffer(self._pub, keeps=bool(os.environ.get(KEEP)))
         self._side_channel = SideChannel(self._pub, self._session)
-        self._use = ActivityReporter(self._wire, self._side_channel.publish_use)
+        self._use = ActivityReporter(self._wire, self._side_channel)
         self._vitals = Vitals(self._pid, self._wire, self._wake, self._side_channel.publish_figures)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
@@ -150,7 +149,7 @@ class Nanny:
         handlers: dict[Any, Callable[[], None]] = {
             self._wake_read.fileno(): self._on_wake,
             self._wire.socket.fileno(): self._on_wire,
-            **dict.fromkeys(self._pipes, self._on_pipe),
+            **dict.fromkeys(self._pipes, functools.partial(self._read_pipes, self._on_wire)),
             self._pub: self._on_subscription,
             self._cluster.monitor: self._cluster.read_event,
             self._control: functools.partial(self._on_control, self._control),
@@ -236,39 +235,24 @@ class Nanny:
 
     # Output of the rank
 
-    def _read_pipes(self) -> None:
-        """Read and handle what the pipes hold; the busy flag shows the rank that output is being handled."""
-        self._wire.set_busy(True)
-        try:
-            self._take_from_pipes()
-            self._handle_taken()
-        finally:
-            self._wire.set_busy(False)
+    def _read_pipes(self, before: Callable[[], None] = lambda: None) -> None:
+        """Read what the pipes hold, and handle it after calling ``before``; the busy flag shows this to the rank.
 
-    def _on_pipe(self) -> None:
-        """Read the pipes; the rank may have sent the start of a cell just before it wrote what is in them.
-
-        The rank sends that start once the pipes are empty and the busy flag is down, so nothing in the pipes precedes
-        it.
+        The rank may have sent the start of a cell just before it wrote what is in the pipes. It sends that start once
+        the pipes are empty and the busy flag is down, so nothing in the pipes precedes it.
         """
         self._wire.set_busy(True)
         try:
-            self._take_from_pipes()
-            self._on_wire()
-            self._handle_taken()
+            self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
+            before()
+            taken, self._taken = self._taken, []
+            for name, chunk in taken:
+                self._wire.count(len(chunk))
+                if name == "stderr":
+                    self._exit_report.add_stderr(chunk)
+                self._output.add(name, chunk)
         finally:
             self._wire.set_busy(False)
-
-    def _take_from_pipes(self) -> None:
-        self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
-
-    def _handle_taken(self) -> None:
-        taken, self._taken = self._taken, []
-        for name, chunk in taken:
-            self._wire.count(len(chunk))
-            if name == "stderr":
-                self._exit_report.add_stderr(chunk)
-            self._output.add(name, chunk)
 
     def _on_wire(self) -> None:
         groups = self._wire.receive()

@@ -6,34 +6,26 @@ Does not cover: printed text (``streams``), values that are pickled (``protocol.
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING, Any
+
+from jupyter_client.jsonutil import json_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-def escape(text: str) -> str:
-    """Return a text as ``print`` shows it on a rank, with lone surrogates as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Return a function that packs messages like ``pack`` and escapes what ``pack`` can't encode."""
+    """Return a function that packs messages like ``pack``, and escapes what ``pack`` can't encode, as on stdout."""
 
     def pack_any(message: Any) -> bytes:
         try:
             return pack(message)
         except UnicodeEncodeError:
-            return pack(_escaped(message))
+            text = json.dumps(message, default=json_default, ensure_ascii=False)
+            return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):x}", text).encode()
 
     return pack_any
-
-
-def _escaped(value: Any) -> Any:
-    if isinstance(value, str):
-        return escape(value)
-    if isinstance(value, dict):
-        return {_escaped(key): _escaped(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_escaped(each) for each in value]
-    return value

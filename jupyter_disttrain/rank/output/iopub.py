@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..kernel import cell_threads
-from ..nanny.ipc import CELL_BEGIN, CELL_END, LATE, LOGGED, PLACED, RankEnd
+from ..nanny.ipc import CELL_END, LATE, LOGGED, PLACED, RankEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,6 @@ class Publisher:
         self._rank_end = rank_end
         self._turns = turns
         self._pack = pack
-        self._mark = rank_end.mark  # the point in the output at which the cell began
         self._kind = PLACED
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
@@ -65,29 +64,7 @@ class Publisher:
         with self._turns.lock:
             self._turns.send_rest()
             cell_threads.attribute_to(cell.header)
-            self._rank_end.wait_until_handled()
-            self._mark = self._rank_end.mark
-            self._rank_end.clear_interrupted()
-            self._rank_end.send(CELL_BEGIN, [header])
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether the cell was interrupted, even if the cell caught the interrupt."""
-        return self._rank_end.was_interrupted
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Mark for the duration of the block that a request is being served."""
-        self._rank_end.begin_use()
-        try:
-            yield
-        finally:
-            self._rank_end.end_use()
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing was printed or published since the cell began."""
-        return self._rank_end.is_silent_since(self._mark)
+            self._rank_end.begin_cell(header)
 
     @contextmanager
     def ending_cell(self) -> Iterator[None]:

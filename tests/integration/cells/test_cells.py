@@ -222,7 +222,7 @@ INPUT_REFUSED = "read it in a notebook cell, then send it with %dist_push"
     [
         ("input('name? ')", "input('name? ')", INPUT_REFUSED),
         ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", INPUT_REFUSED),
-        ("sys.stdin.read()", "sys.stdin.read()", INPUT_REFUSED),
+        ("sys.stdin.read()", "reading sys.stdin", INPUT_REFUSED),
         ("for line in sys.stdin: pass", "reading sys.stdin", INPUT_REFUSED),
         ("breakpoint()", "breakpoint()", PRINT),
         ("import pdb; pdb.set_trace()", "pdb.set_trace()", PRINT),

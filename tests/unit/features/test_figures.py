@@ -62,7 +62,7 @@ def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
     )
     status_page.write_loop(page, status_page.LoopStatus(cell=3, done=4, total=9))
     shown = {"status": lambda: status_page.read(page), "loop": lambda: status_page.read_loop(page)}
-    wire: Any = SimpleNamespace(uses=lambda: (True, 1), **shown)
+    wire: Any = SimpleNamespace(uses=lambda: 1, **shown)
     vitals = Vitals(os.getpid(), wire, lambda: None, lambda _record: None)
     before = vitals._of_rank(time.monotonic(), None)
     assert (before.cell, before.steps, before.seen, before.call) == (3, 70, 5, "all_reduce")

@@ -29,12 +29,7 @@ def test_unfinished_line_is_sent_before_the_next_cell_begins() -> None:
     turns = Turns(SimpleNamespace(wait_read=lambda _: None))  # type: ignore[arg-type]
     stream = RankStream(write, "stdout", turns)
     handled: list[bytes] = []
-    rank_end: Any = SimpleNamespace(
-        wait_until_handled=lambda: handled.append(os.read(read, 100)),
-        mark=(0, 0),
-        clear_interrupted=lambda: None,
-        send=lambda *_: None,
-    )
+    rank_end: Any = SimpleNamespace(begin_cell=lambda _: handled.append(os.read(read, 100)))
     with turns.lock:  # which keeps the thread that sends unfinished lines from doing so first
         print("working", end="", file=stream)
         Publisher(rank_end, turns, lambda _: b"").attribute_output(cell_started(1))

@@ -173,7 +173,7 @@ class Vitals:
             return RankActivity.STOPPED
         if silent_s > VITALS_SILENT_SECONDS:
             return RankActivity.NOT_RESPONDING
-        if status.cell == NO_CELL or not self._wire.uses()[0]:  # uses() changes without delay, the pulse does not
+        if status.cell == NO_CELL or not self._wire.uses() % 2:  # uses() changes without delay, the pulse does not
             return RankActivity.IDLE
         if status.waits_since_s and now - status.waits_since_s > WAITING_SECONDS:
             return RankActivity.IN_COLLECTIVE
