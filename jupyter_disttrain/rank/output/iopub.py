@@ -62,7 +62,6 @@ class Publisher:
         """
         header = self._pack(cell.header)
         with self._turns.lock:
-            self._turns.send_rest()
             cell_threads.attribute_to(cell.header)
             self._rank_end.begin_cell(header)
 
