@@ -30,7 +30,7 @@ from ...protocol.messages import OPTIONS
 from ...protocol.requests import RankRequest
 from ...protocol.serialization import dump_value
 from ...protocol.shared_memory import lend
-from ..cell_started import CellStarted, CellStarts
+from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
@@ -85,7 +85,6 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[RankRequest.msg_type] = self.rank_request
         self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
-        self.cell_starts = CellStarts()
         self._ours = False
         self._cell: dict[str, Any] | None = None  # the running cell
         self._deferral = InterruptDeferral()
@@ -96,14 +95,14 @@ class RankKernel(IPythonParallelKernel):
         self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
-        self.cell_starts.subscribe(self._deferral.drop_interrupt, self._accept_interrupts)
+        self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
 
     def take_charge(
         self, request_handler: RequestHandler, publisher: Publisher, rank_end: RankEnd, descriptors: Descriptors
     ) -> None:
         """Set the objects that serve the requests."""
         self._rank_end, self._descriptors = rank_end, descriptors
-        self.cell_starts.subscribe(user_code.set_cells, self.shell.clear_state, self._torch_flags.note)
+        self.cell_starts += [user_code.set_cells, self.shell.clear_state, self._torch_flags.note]
         self._request_handler = request_handler
         self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
@@ -150,11 +149,11 @@ class RankKernel(IPythonParallelKernel):
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
         count = options["execution_count"]
-        self.cell_starts.publish(
-            CellStarted(
-                number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
-            )
+        started = CellStarted(
+            number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
         )
+        for subscriber in self.cell_starts:
+            subscriber(started)
         self._begun.append(parent["header"]["msg_id"])
         self._cell = {
             "number": options["cell"],

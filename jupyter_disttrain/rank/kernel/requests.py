@@ -72,7 +72,7 @@ from ..startup.startup_args import wrong_interfaces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..cell_started import CellStarts
+    from ..cell_started import Subscribers
     from ..startup.announce import Hellos
     from .shell import RankShell
 
@@ -100,7 +100,7 @@ class RequestHandler:
         shell: RankShell,
         rank_end: RankEnd,
         hellos: Hellos,
-        cell_starts: CellStarts,
+        cell_starts: Subscribers,
         *,
         cell: Callable[[], dict[str, Any] | None],
         repeat_reply: Callable[[str], Reply],
@@ -118,7 +118,7 @@ class RequestHandler:
         self._local_modules = shell.local_modules = LocalModules()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
-        cell_starts.subscribe(self.progress.reset, self.mpi.allow_release)
+        cell_starts += [self.progress.reset, self.mpi.allow_release]
 
     def serve(self, content: dict[str, Any], buffers: list[Any]) -> Reply:
         """Serve a request between two cells; an exception becomes the reply."""
@@ -177,7 +177,7 @@ class RequestHandler:
         self.shelf = request.shelf if is_shared(request.shelf, request.shelf_token) else None
         if info.backend != "none":
             self.group = Group(info, request.timeout_s)
-            self._cell_starts.subscribe(self.group.take_number)
+            self._cell_starts.append(self.group.take_number)
             refuse_spawn()
             watch_builds()
             leave_defaults_open()

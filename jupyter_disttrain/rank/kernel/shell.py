@@ -28,7 +28,6 @@ from traitlets import Type, observe
 from ...features.scripts.in_process import end_child
 from ...protocol.time_limits import REPORT_ERROR_SECONDS
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
-from ..output.sources import find_classes_in_cells
 from ..output.streams import flush_all
 from . import tracebacks
 from .error_chain import has_group
@@ -124,7 +123,6 @@ class RankShell(ZMQInteractiveShell):
         refuse_questions()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         self.payload_manager.write_payload = refuse_payload  # type: ignore[union-attr]
-        find_classes_in_cells()
         watch_outputs()
 
     def init_prompts(self) -> None:

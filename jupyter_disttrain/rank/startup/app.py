@@ -161,7 +161,7 @@ class RankEngine(IPEngine):
         global _exit  # noqa: PLW0603  (one per process)
         atexit.unregister(kernel.shell.atexit_operations)  # deletes variables, some of which would wait for other ranks
         _exit = RankExit()
-        kernel.cell_starts.subscribe(publisher.attribute_output)
+        kernel.cell_starts.append(publisher.attribute_output)
         request_handler = RequestHandler(
             kernel.shell,
             self._rank_end,

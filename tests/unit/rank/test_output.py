@@ -1,4 +1,4 @@
-"""What a rank prints and to which cell it belongs: streams, descriptors, dropped messages, the start of a cell."""
+"""What a rank prints: streams, descriptors, dropped messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from jupyter_disttrain.rank.cell_started import CellStarted, CellStarts
 from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
-from jupyter_disttrain.rank.output import user_code
 from jupyter_disttrain.rank.output.iopub import Publisher
 from jupyter_disttrain.rank.output.streams import Descriptors, RankStream, Turns
 
@@ -59,13 +57,3 @@ def test_libevent_message_on_a_dead_connection_is_dropped_and_others_are_kept() 
     assert without_noise(b"before\n" + LIBEVENT + b"after\n") == b"before\nafter\n"
     other = b"[warn] Epoll is what my lecture is about\nframe #0: of my film\n"
     assert without_noise(other) == other
-
-
-def test_each_subscriber_gets_every_cell_in_the_order_of_subscription() -> None:
-    starts, seen = CellStarts(), list[tuple[str, CellStarted]]()
-    starts.subscribe(lambda cell: seen.append(("first", cell)), lambda cell: seen.append(("second", cell)))
-    starts.publish(first := cell_started(1))
-    starts.subscribe(lambda cell: seen.append(("late", cell)), user_code.set_cells)
-    starts.publish(second := cell_started(2))
-    assert seen == [("first", first), ("second", first), ("first", second), ("second", second), ("late", second)]
-    assert user_code.is_typed()
