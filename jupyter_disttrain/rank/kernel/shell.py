@@ -105,7 +105,6 @@ class RankShell(ZMQInteractiveShell):
     _is_interrupted = False  # an interrupt arrived while an error is reported
     _has_begun = False  # whether the cell's own code has started
     _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and IPython's transformed text
-    _runs = False  # whether a cell runs; it may run another by run_cell()
     given: Callable[[], dict[str, Any]] = staticmethod(dict)  # the names that every rank has
     is_late: Callable[[], bool]  # returns whether the cell was interrupted before its own code started
 
@@ -164,14 +163,11 @@ class RankShell(ZMQInteractiveShell):
         result: Any = None,
     ) -> bool:
         """Run the statements of a cell; a child that one of them has forked exits after the last."""
-        is_outermost, self._runs = not self._runs, True
         try:
             return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
         finally:
-            if is_outermost:
-                self._runs = False
-                if os.getpid() != self._pid:
-                    self._end_child(sys.exc_info()[1] or result.error_in_exec)
+            if self._depth == 1 and os.getpid() != self._pid:  # not of a cell that another one runs
+                self._end_child(sys.exc_info()[1] or result.error_in_exec)
 
     def _end_child(self, error: BaseException | None) -> NoReturn:
         """End a forked process as a script would end, without what the rank does at its own end."""

@@ -7,7 +7,6 @@ Does not cover: the rank's identity (``rank.kernel.requests``), running cells (`
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import logging
@@ -75,7 +74,7 @@ from .socket_filter import hide_listeners, is_held_to
 from .user_profile import ProfileApp, UserProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from traitlets.config import Config
 
@@ -89,22 +88,13 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(
-        self,
-        wire: Wire,
-        turns: Turns,
-        hello: RankHello,
-        connection: Connection,
-        profile: UserProfile,
-    ) -> None:
+    def attach(self, wire: Wire, turns: Turns, hello: RankHello, connection: Connection, profile: UserProfile) -> None:
         """Set what :func:`run_rank` has prepared."""
         self._turns = turns
-        self._descriptors = Descriptors(wire)
-        self._rank_end = RankEnd(wire)
-        self._hello = hello
+        self._descriptors, self._rank_end = Descriptors(wire), RankEnd(wire)
+        self._hello, self._hellos = hello, Hellos()
         self._connection = connection
         self._profile = profile
-        self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # identifies the sender of every message
         self.session.pack = escaping(self.session.pack)
 
@@ -279,7 +269,8 @@ def run_rank(wire: Wire) -> None:
     # The level of its handler alone would still have records made, only to drop them.
     engine.log.setLevel(logging.ERROR)
     # Give the files that cells are compiled from the same names on all ranks, so that warnings with them are equal.
-    ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
+    number = int(hashlib.sha256(connection.key).hexdigest()[:8], 16)  # in place of the pid
+    ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{number}"
     # Our addresses need no disambiguation, which relies on assertions that PYTHONOPTIMIZE removes.
     ipyparallel.engine.app.disambiguate_url = lambda url, _location=None: url
     engine.connection_info = connection.info
@@ -313,11 +304,6 @@ def _serve(engine: RankEngine) -> None:
             run = engine.loop.start
         else:
             return
-
-
-def _number(connection: Connection) -> int:
-    """Return a number that all ranks of a cluster share, used in place of the pid."""
-    return int(hashlib.sha256(connection.key).hexdigest()[:8], 16)
 
 
 def _config(config: Config) -> Config:
@@ -376,29 +362,20 @@ def _launch_rank() -> int | None:
     return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
-@contextlib.contextmanager
-def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Have MPI put its files where they are removed with the cluster: without its mpiexec it starts a job of its own.
-
-    TMPDIR names an open descriptor, so that MPI cannot create the folder again if it was removed.
-    """
+def _init_mpi() -> str:
+    # MPI puts its files where they are removed with the cluster: without its mpiexec it starts a job of its own. TMPDIR
+    # names an open descriptor, so that MPI cannot create the folder again if it was removed.
     before = os.environ.get("TMPDIR")
     try:
-        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        folder = os.open(os.environ[LOCAL_DIR], os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         _give_up("the cluster has ended")
-    os.environ["TMPDIR"] = f"/proc/self/fd/{opened}"
-    yield
-    if before is None:
-        del os.environ["TMPDIR"]
-    else:
+    os.environ["TMPDIR"] = f"/proc/self/fd/{folder}"
+    from mpi4py import MPI  # noqa: PLC0415
+
+    os.environ.pop("TMPDIR")
+    if before is not None:
         os.environ["TMPDIR"] = before
-
-
-def _init_mpi() -> str:
-    with _temporary_files_in(os.environ[LOCAL_DIR]):
-        from mpi4py import MPI  # noqa: PLC0415
-
     if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
         _give_up("mpiexec has ended")
     outlive_mpiexec()

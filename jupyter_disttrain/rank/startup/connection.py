@@ -87,34 +87,26 @@ class Connection:
 
         ``is_silent``: its connection, which worked before, is lost; only used over a network.
         """
-        has_file = self._has_file()
-        if not once_reached or not has_file:
-            return has_file
-        if self.over_network:
-            return not is_silent or self._takes_connections()
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
-
-    def _has_file(self) -> bool:
-        """Whether the file exists or cannot be checked: a shared file system may fail for a while."""
         try:
             self.file.stat()
         except FileNotFoundError:
             return False
         except OSError:
+            pass  # a shared file system may fail for a while
+        if not once_reached:
             return True
-        return True
-
-    def _takes_connections(self) -> bool:
-        """Whether the controller's host does not refuse a connection; without an answer the network may be down."""
-        try:
-            socket.create_connection(self.place("control"), timeout=CONNECTION_CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return False
-        except OSError:
+        if self.over_network:
+            try:
+                if is_silent:
+                    socket.create_connection(self.place("control"), timeout=CONNECTION_CONNECT_SECONDS).close()
+            except ConnectionRefusedError:
+                return False
+            except OSError:
+                pass  # the network may be down
             return True
-        return True
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
 
     def place(self, channel: str) -> tuple[str, int]:
         """Return a channel's address and port."""
