@@ -107,7 +107,7 @@ def _become_nanny() -> None:
     except LaunchError as error:
         write_trouble(str(error))
         raise SystemExit(1) from error
-    wire = Wire.make()
+    wire = Wire()
     pid = os.fork()
     if pid == 0:
         die_with_parent()

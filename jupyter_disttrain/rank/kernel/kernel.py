@@ -85,7 +85,6 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[RankRequest.msg_type] = self.rank_request
         self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
-        self._ours = False
         self._cell: dict[str, Any] | None = None  # the running cell
         self._deferral = InterruptDeferral()
         self._imports = CutImports()
@@ -113,30 +112,16 @@ class RankKernel(IPythonParallelKernel):
         """The running cell's number, request id and execution count; None while no cell runs."""
         return self._cell
 
-    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
-        """Record whether the request comes from our client: ipyparallel's own clients expect busy and idle status."""
-        if channel == "shell":
-            ours = parent["header"]["msg_type"] == RankRequest.msg_type or OPTIONS in parent.get("metadata", {})
-            self._ours = ours
-        super().set_parent(ident, parent, channel)
+    def _publish_status(self, *_args: Any, **_options: Any) -> None:
+        """Publish no status of a request: only a cell with output has one, at its end."""
 
-    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        if channel == "control" or status == "starting" or self._ours:
-            return
-        super()._publish_status(status, channel, parent)
-
-    def _publish_status_and_flush(self, status: str, channel: str, _stream: Any, parent: Any = None) -> None:
-        self._publish_status(status, channel, parent)
+    _publish_status_and_flush = _publish_status
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run a cell and reply."""
-        options = parent["metadata"].get(OPTIONS)
-        if options is None:
-            await super().execute_request(stream, ident, parent)
-            return
         try:
             with self._rank_end.in_use():
-                await self._serve_cell(stream, ident, parent, options)
+                await self._serve_cell(stream, ident, parent, parent["metadata"][OPTIONS])
         except (Exception, KeyboardInterrupt, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             # A bug of this package, or what a hook of the user's raises around a cell: without a reply the client would
             # wait forever.
@@ -155,11 +140,7 @@ class RankKernel(IPythonParallelKernel):
         for subscriber in self.cell_starts:
             subscriber(started)
         self._begun.append(parent["header"]["msg_id"])
-        self._cell = {
-            "number": options["cell"],
-            "request": parent["header"]["msg_id"],
-            "execution_count": count,
-        }
+        self._cell = {"number": options["cell"], "request": parent["header"]["msg_id"], "execution_count": count}
         content = parent["content"]
         start = time.time()
         reply = self._with_lost_work(await self._execute(content["code"]))

@@ -21,8 +21,7 @@ import tempfile
 import termios
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
@@ -53,41 +52,20 @@ LOGGED = b"T"  # text for the log only: the text form of a display
 IDENTITY = b"I"  # JSON: the rank's identity, the path of its log
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """Both ends; made before the fork, then each side closes the other side's."""
 
-    stdout_read: int
-    stdout_write: int
-    stderr_read: int
-    stderr_write: int
-    rank_socket: socket.socket
-    nanny_socket: socket.socket
-    page: mmap.mmap
-    stack_file: int  # an anonymous file: Python writes the current stack here on request, without the GIL
-    crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
-    lock_file: int  # an anonymous file: its lock keeps messages of the rank's child processes from interleaving
-
-    @classmethod
-    def make(cls) -> Wire:
-        """Make the pipes, the sockets and the page."""
-        stdout_read, stdout_write = os.pipe()
-        stderr_read, stderr_write = os.pipe()
-        for end in (stdout_write, stderr_write):
-            _enlarge(end)
-        rank_socket, nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(
-            stdout_read=stdout_read,
-            stdout_write=stdout_write,
-            stderr_read=stderr_read,
-            stderr_write=stderr_write,
-            rank_socket=rank_socket,
-            nanny_socket=nanny_socket,
-            page=mmap.mmap(-1, mmap.PAGESIZE),
-            stack_file=_anonymous_file(),
-            crash_file=_anonymous_file(),
-            lock_file=_anonymous_file(),
-        )
+    def __init__(self) -> None:
+        self.stdout_read, self.stdout_write = os.pipe()
+        self.stderr_read, self.stderr_write = os.pipe()
+        for end in (self.stdout_write, self.stderr_write):
+            with suppress(PermissionError):  # the user's limit of pipe memory is reached: this only costs speed
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        self.rank_socket, self.nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.page = mmap.mmap(-1, mmap.PAGESIZE)
+        self.stack_file = _anonymous_file()  # Python writes the current stack here on request, without the GIL
+        self.crash_file = _anonymous_file()  # Python's report of a crash in C code, which the nanny reads afterwards
+        self.lock_file = _anonymous_file()  # its lock keeps messages of the rank's child processes from interleaving
 
     def become_nanny(self) -> None:
         """Keep only the nanny's ends."""
@@ -136,13 +114,6 @@ def _anonymous_file() -> int:
     # Pythons built for old systems, such as conda's and uv's, have no memfd_create.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _enlarge(pipe_end: int) -> None:
-    try:
-        fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    except PermissionError:
-        return  # the user's limit of pipe memory is reached; the default size only costs speed
 
 
 class RankEnd:
