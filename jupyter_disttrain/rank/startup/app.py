@@ -21,7 +21,6 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
@@ -58,7 +57,6 @@ from ..kernel.kernel import RankKernel, ignore_signal
 from ..kernel.requests import RequestHandler
 from ..kernel.shell import RankProfile
 from ..kernel.tracebacks import is_of_user, plain_lines
-from ..libraries.import_hooks import on_import
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
 from ..nanny.ipc import RankEnd, Wire
@@ -227,24 +225,6 @@ def _free_children_of_end() -> None:
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
-def _place_temporary_files() -> None:
-    """Put multiprocessing's sockets and TensorFlow's generated code into the cluster's folder.
-
-    A signal may end a rank, its DataLoader workers and its pools, which then leave their temporary files behind. The
-    cluster's folder is removed with the cluster.
-    """
-    folder = os.environ.get(LOCAL_DIR)
-    if not folder or not Path(folder).is_dir():
-        return
-    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
-
-    def place_code(module: Any) -> None:
-        named = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
-        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # the only name of tempfile that it uses
-
-    on_import("tensorflow.python.autograph.pyct.loader", place_code)
-
-
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
     note_frozen()
@@ -257,7 +237,8 @@ def run_rank(wire: Wire) -> None:
     signal.signal(signal.SIGINT, ignore_signal)
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
-    _place_temporary_files()
+    if Path(os.environ[LOCAL_DIR]).is_dir():  # removed with the cluster: a killed rank and its workers leave sockets
+        multiprocessing.current_process()._config["tempdir"] = os.environ[LOCAL_DIR]  # type: ignore[attr-defined]  # noqa: SLF001
     # IPython's advice after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
