@@ -23,35 +23,10 @@ from ...features.telemetry.rank.log_metrics import MetricsLog
 from ...features.telemetry.rank.progress import Progress
 from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
+from ...protocol import requests
 from ...protocol.environment import LAUNCH_RANK, SAMPLE_SECONDS
 from ...protocol.ranks import RankInfo
-from ...protocol.requests import (
-    AcknowledgeRankHello,
-    CompareFiles,
-    Digest,
-    EndStaging,
-    ForgetStaging,
-    Form,
-    Handlers,
-    Identify,
-    ListModules,
-    MpiFailure,
-    Numbers,
-    OpenPort,
-    OpenStore,
-    PrepareStaging,
-    Pull,
-    Push,
-    Release,
-    RemoveFiles,
-    RepeatReply,
-    RepeatReplyInOrder,
-    Reply,
-    Respawn,
-    StagingState,
-    Where,
-    WriteFiles,
-)
+from ...protocol.requests import Handlers, Reply
 from ...protocol.serialization import check_whole, dump_value, dump_values, load_value
 from ...protocol.shared_memory import fetch, is_shared, lend
 from ..libraries.defaults import set_defaults
@@ -152,8 +127,8 @@ class RequestHandler:
 
     # Identity
 
-    @serves(Identify)
-    def _identify(self, request: Identify, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.Identify)
+    def _identify(self, request: requests.Identify, _buffers: list[Any]) -> dict[str, Any]:
         """Take the identity that the client assigns, and prepare environment, device and namespace for it."""
         self._hellos.is_known = True
         self._info = info = RankInfo(**request.info)
@@ -196,14 +171,14 @@ class RequestHandler:
         self._shell.give_names()  # a startup file may have set one of them
         return {"sees_shelf": self.shelf is not None, "place": self._place.name, "troubles": troubles}
 
-    @serves(OpenStore)
-    def _open_store(self, request: OpenStore, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.OpenStore)
+    def _open_store(self, request: requests.OpenStore, _buffers: list[Any]) -> dict[str, Any]:
         if self.group is None:
             return {"port": request.port}
         return {"port": self.group.open_store(request.address, request.port, request.generation)}
 
-    @serves(Form)
-    def _form(self, request: Form, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.Form)
+    def _form(self, request: requests.Form, _buffers: list[Any]) -> dict[str, Any]:
         """Form the process group together with all other ranks; reply with what of the earlier groups was lost."""
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = request.address, str(request.port)
         self.scripts.know(request.address, request.places, request.tf_roles)
@@ -222,40 +197,40 @@ class RequestHandler:
         lost += self.horovod.settle(request.generation)
         return {"lost": lost, "mpi_lost": mpi_lost} | self.counts()
 
-    @serves(OpenPort)
-    def _open_port(self, request: OpenPort, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.OpenPort)
+    def _open_port(self, request: requests.OpenPort, _buffers: list[Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {"place": self.scripts.open_place()}
         if self._info.rank == 0:
             reply |= {"port": self.scripts.open_port(served=request.served), "horovod": self.scripts.open_horovod()}
         return reply
 
-    @serves(PrepareStaging)
-    def _prepare_staging(self, request: PrepareStaging, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.PrepareStaging)
+    def _prepare_staging(self, request: requests.PrepareStaging, _buffers: list[Any]) -> dict[str, Any]:
         try:
             return self.staging.get_ready(request, self._info, self.scripts.master)
         except StageError as error:
             return {"trouble": str(error)}
 
-    @serves(ForgetStaging)
-    def _forget_staging(self, _request: ForgetStaging, _buffers: list[Any]) -> None:
+    @serves(requests.ForgetStaging)
+    def _forget_staging(self, _request: requests.ForgetStaging, _buffers: list[Any]) -> None:
         self.staging.let_go()
 
     # The user's own modules
 
-    @serves(ListModules)
-    def _list_modules(self, _request: ListModules, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.ListModules)
+    def _list_modules(self, _request: requests.ListModules, _buffers: list[Any]) -> dict[str, Any]:
         return self._local_modules.state()
 
-    @serves(CompareFiles)
-    def _compare_files(self, request: CompareFiles, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.CompareFiles)
+    def _compare_files(self, request: requests.CompareFiles, _buffers: list[Any]) -> dict[str, Any]:
         return {"names": self._local_modules.compare(request.folder, request.hashes)}
 
-    @serves(WriteFiles)
-    def _write_files(self, request: WriteFiles, buffers: list[Any]) -> None:
+    @serves(requests.WriteFiles)
+    def _write_files(self, request: requests.WriteFiles, buffers: list[Any]) -> None:
         self._local_modules.write(request.folder, request.names, buffers)
 
-    @serves(RemoveFiles)
-    def _remove_files(self, request: RemoveFiles, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.RemoveFiles)
+    def _remove_files(self, request: requests.RemoveFiles, _buffers: list[Any]) -> dict[str, Any]:
         return {"names": self._local_modules.remove(request.folder, request.hashes)}
 
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
@@ -275,38 +250,38 @@ class RequestHandler:
 
     # While a cell may run, on the control thread
 
-    @serves_beside(Where)
-    def _where(self, request: Where, cell: dict[str, Any] | None) -> dict[str, Any]:
+    @serves_beside(requests.Where)
+    def _where(self, request: requests.Where, cell: dict[str, Any] | None) -> dict[str, Any]:
         found = where(self.group, self.horovod.calls, cell, request.about)
         return found | {"program": self.scripts.programs.doing}
 
-    @serves_beside(AcknowledgeRankHello)
-    def _acknowledge_hello(self, _request: AcknowledgeRankHello, _cell: dict[str, Any] | None) -> None:
+    @serves_beside(requests.AcknowledgeRankHello)
+    def _acknowledge_hello(self, _request: requests.AcknowledgeRankHello, _cell: dict[str, Any] | None) -> None:
         self._hellos.delay()
 
-    @serves_beside(Respawn)
-    def _respawn(self, request: Respawn, _cell: dict[str, Any] | None) -> None:
+    @serves_beside(requests.Respawn)
+    def _respawn(self, request: requests.Respawn, _cell: dict[str, Any] | None) -> None:
         self.mpi.respawn(request.command, request.host)
 
-    @serves_beside(MpiFailure)
-    def _mpi_failure(self, _request: MpiFailure, _cell: dict[str, Any] | None) -> dict[str, Any]:
+    @serves_beside(requests.MpiFailure)
+    def _mpi_failure(self, _request: requests.MpiFailure, _cell: dict[str, Any] | None) -> dict[str, Any]:
         return {"failure": self.mpi.failure}
 
-    @serves_beside(StagingState)
-    def _staging_state(self, _request: StagingState, _cell: dict[str, Any] | None) -> dict[str, Any]:
+    @serves_beside(requests.StagingState)
+    def _staging_state(self, _request: requests.StagingState, _cell: dict[str, Any] | None) -> dict[str, Any]:
         return self.staging.progress()
 
-    @serves_beside(EndStaging)
-    def _end_staging(self, request: EndStaging, _cell: dict[str, Any] | None) -> None:
+    @serves_beside(requests.EndStaging)
+    def _end_staging(self, request: requests.EndStaging, _cell: dict[str, Any] | None) -> None:
         self.staging.release(request.because)
 
-    @serves(RepeatReplyInOrder)
-    @serves_beside(RepeatReply)
-    def _repeat_reply(self, request: RepeatReply | RepeatReplyInOrder, _: Any) -> Reply:
+    @serves(requests.RepeatReplyInOrder)
+    @serves_beside(requests.RepeatReply)
+    def _repeat_reply(self, request: requests.RepeatReply | requests.RepeatReplyInOrder, _: Any) -> Reply:
         return self._repeats(request.cell)
 
-    @serves_beside(Release)
-    def _release(self, request: Release, _cell: dict[str, Any] | None) -> None:
+    @serves_beside(requests.Release)
+    def _release(self, request: requests.Release, _cell: dict[str, Any] | None) -> None:
         """Make every call fail that waits for other ranks."""
         generation = request.generation
         if self.group is not None:
@@ -339,12 +314,12 @@ class RequestHandler:
 
     # Values
 
-    @serves(Push)
-    def _push(self, request: Push, buffers: list[Any]) -> None:
+    @serves(requests.Push)
+    def _push(self, request: requests.Push, buffers: list[Any]) -> None:
         self._shell.push(load_value(buffers[0], fetch(self.shelf, request.shelf, buffers[1:])))  # type: ignore[no-untyped-call]
 
-    @serves(Pull)
-    def _pull(self, request: Pull, _buffers: list[Any]) -> dict[str, Any] | Reply:
+    @serves(requests.Pull)
+    def _pull(self, request: requests.Pull, _buffers: list[Any]) -> dict[str, Any] | Reply:
         """Send variables; the reply lists missing names, or states what cannot be serialized."""
         namespace = self._shell.user_ns
         missing = [name for name in request.names if name not in namespace]
@@ -358,16 +333,16 @@ class RequestHandler:
         except UnserializableValueError as error:
             return {"status": "unserializable", "reasons": [str(error)]}
 
-    @serves(Digest)
-    def _digest(self, request: Digest, _buffers: list[Any]) -> dict[str, Any]:
+    @serves(requests.Digest)
+    def _digest(self, request: requests.Digest, _buffers: list[Any]) -> dict[str, Any]:
         """Send digests of a variable's parts."""
         from .digests import digests  # noqa: PLC0415  (imports numpy, which would enlarge the nanny before the fork)
 
         value = self._shell.user_ns.get(request.name, _MISSING)
         return {"status": "missing"} if value is _MISSING else {"parts": digests(value)}
 
-    @serves(Numbers)
-    def _numbers(self, request: Numbers, _buffers: list[Any]) -> dict[str, Any] | Reply:
+    @serves(requests.Numbers)
+    def _numbers(self, request: requests.Numbers, _buffers: list[Any]) -> dict[str, Any] | Reply:
         """Send one part of a variable as numbers."""
         from .digests import numbers  # noqa: PLC0415
 

@@ -29,22 +29,11 @@ from jupyter_client.session import Session
 from ...features.telemetry.rank.metrics_writer import MetricsFile
 from ...features.telemetry.rank.process_stats import Vitals
 from ...process_table import runs
+from ...protocol import requests
 from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
 from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
 from ...protocol.metric_blocks import unpack
-from ...protocol.requests import (
-    AcknowledgeNannyHello,
-    End,
-    Handlers,
-    Interrupt,
-    Ping,
-    Publish,
-    RepeatHello,
-    Replay,
-    Reply,
-    Signal,
-    Stack,
-)
+from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_REPEAT_SECONDS, NAP_SECONDS
 from ...rank_sessions import HeldSession, end_abandoned
 from ..startup.announce import Hellos
@@ -346,12 +335,12 @@ class Nanny:
             content, frames = {"status": "error", "reason": f"{type(error).__name__}: {error}"}, []
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
-    @serves(Signal)
-    def _pass_signal(self, request: Signal) -> None:
+    @serves(requests.Signal)
+    def _pass_signal(self, request: requests.Signal) -> None:
         self._signal(request.number)
 
-    @serves(Interrupt)
-    def _interrupt(self, request: Interrupt) -> None:
+    @serves(requests.Interrupt)
+    def _interrupt(self, request: requests.Interrupt) -> None:
         """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
         if self._output.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
@@ -359,32 +348,32 @@ class Nanny:
         else:
             self._interrupt_at = request.cell
 
-    @serves(End)
-    def _end(self, _request: End) -> None:
+    @serves(requests.End)
+    def _end(self, _request: requests.End) -> None:
         self._begin_end()
 
-    @serves(AcknowledgeNannyHello)
-    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> None:
+    @serves(requests.AcknowledgeNannyHello)
+    def _acknowledge_hello(self, _request: requests.AcknowledgeNannyHello) -> None:
         self._hellos.delay()
 
-    @serves(RepeatHello)
-    def _repeat_hello(self, _request: RepeatHello) -> None:
+    @serves(requests.RepeatHello)
+    def _repeat_hello(self, _request: requests.RepeatHello) -> None:
         self._publish_record(self._hello())
 
-    @serves(Publish)
-    def _publish_for(self, request: Publish) -> None:
+    @serves(requests.Publish)
+    def _publish_for(self, request: requests.Publish) -> None:
         self._side_channel.publish(request.record_type, request.content)
 
-    @serves(Replay)
-    def _replay(self, _request: Replay) -> Reply:
+    @serves(requests.Replay)
+    def _replay(self, _request: requests.Replay) -> Reply:
         return self._out.dump()
 
-    @serves(Ping)
-    def _ping(self, request: Ping) -> dict[str, Any]:
+    @serves(requests.Ping)
+    def _ping(self, request: requests.Ping) -> dict[str, Any]:
         return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}
 
-    @serves(Stack)
-    def _stack(self, _request: Stack) -> dict[str, Any]:
+    @serves(requests.Stack)
+    def _stack(self, _request: requests.Stack) -> dict[str, Any]:
         return {"stack": self._exit_report.stack()}
 
     def _signal(self, number: int) -> None:
