@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..cell_started import Subscribers
-    from ..startup.announce import Hellos
+    from ..startup.connection import Hellos
     from .shell import RankShell
 
 _MISSING = object()

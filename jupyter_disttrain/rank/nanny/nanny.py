@@ -36,7 +36,7 @@ from ...protocol.metric_blocks import unpack
 from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_REPEAT_SECONDS, NAP_SECONDS
 from ...rank_sessions import HeldSession, end_abandoned
-from ..startup.announce import Hellos
+from ..startup.connection import Hellos
 from ..startup.startup_args import write_whole
 from .controller_watch import ClusterWatch, open_probe
 from .exit_report import ExitReport

@@ -1,12 +1,18 @@
 """Provide the rank's iopub "socket": published messages go to the nanny, in order with the printed output.
 
-Covers: the few socket methods that IPython's kernel calls.
+Covers: the few socket methods that IPython's kernel calls; lone surrogates in the user's text, e.g. half an emoji or a
+file name that is not valid text, which UTF-8 can't encode and so no JSON message can carry.
+Does not cover: printed text (``streams``), values that are pickled (``protocol.serialization``).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from jupyter_client.jsonutil import json_default
 
 from ..kernel import cell_threads
 from ..nanny.ipc import CELL_END, LATE, LOGGED, PLACED, RankEnd
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
 
     from ..cell_started import CellStarted
     from .streams import Turns
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Publisher:
@@ -73,3 +81,16 @@ class Publisher:
             yield
         finally:
             self._kind = PLACED
+
+
+def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return a function that packs messages like ``pack``, and escapes what ``pack`` can't encode, as on stdout."""
+
+    def pack_any(message: Any) -> bytes:
+        try:
+            return pack(message)
+        except UnicodeEncodeError:
+            text = json.dumps(message, default=json_default, ensure_ascii=False)
+            return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):x}", text).encode()
+
+    return pack_any

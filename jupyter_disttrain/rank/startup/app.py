@@ -60,14 +60,12 @@ from ..kernel.tracebacks import is_of_user, plain_lines
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
 from ..nanny.ipc import RankEnd, Wire
-from ..output.escapes import escaping
-from ..output.iopub import Publisher
+from ..output.iopub import Publisher, escaping
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
 from ..process_group.object_replacement import note_frozen
 from ..process_group.store import RendezvousError
 from ..rank_exit import RankExit
-from .announce import Hellos
-from .connection import Connection
+from .connection import Connection, Hellos
 from .socket_filter import hide_listeners, is_held_to
 from .user_profile import ProfileApp, UserProfile
 
