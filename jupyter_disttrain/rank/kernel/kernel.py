@@ -29,7 +29,6 @@ from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
 from ...protocol.requests import RankRequest
 from ...protocol.serialization import dump_value
-from ...protocol.shared_memory import lend
 from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
@@ -278,8 +277,7 @@ class RankKernel(IPythonParallelKernel):
     def pre_handler_hook(self) -> None:
         """Leave SIGINT to :meth:`_execute`."""
 
-    def post_handler_hook(self) -> None:
-        """Leave SIGINT to :meth:`_execute`."""
+    post_handler_hook = pre_handler_hook
 
     def _end_cell(self, parent: dict[str, Any]) -> bool:
         """Close the cell's output; return True if there was none."""
@@ -298,13 +296,12 @@ class RankKernel(IPythonParallelKernel):
             reply["value"] = {"kind": "none"}
             return []
         try:
-            pickled, buffers = dump_value(value)
+            content, frames = self._request_handler.lend(*dump_value(value))
         except UnserializableValueError as error:
             reply["value"] = {"kind": "unserializable", "reason": str(error)}
             return []
-        note, frames = lend(self._request_handler.shelf, buffers)
-        reply["value"] = {"kind": "pickle", "shelf": note}
-        return [pickled, *frames]
+        reply["value"] = {"kind": "pickle"} | content
+        return frames
 
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve one of our client's requests between cells, e.g. identify, push or pull."""

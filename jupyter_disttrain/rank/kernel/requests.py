@@ -329,7 +329,7 @@ class RequestHandler:
             values = {name: namespace[name] for name in request.names}
             if request.whole:
                 check_whole(values)
-            return self._lend(*dump_values(values))
+            return self.lend(*dump_values(values))
         except UnserializableValueError as error:
             return {"status": "unserializable", "reasons": [str(error)]}
 
@@ -348,9 +348,10 @@ class RequestHandler:
 
         # On all ranks: taking apart some models is a collective.
         array = numbers(self._shell.user_ns.get(request.name, _MISSING), request.path)
-        return self._lend(*dump_value(array)) if self._info.rank in request.ranks else {"shelf": None}
+        return self.lend(*dump_value(array)) if self._info.rank in request.ranks else {"shelf": None}
 
-    def _lend(self, pickled: bytes, buffers: list[Any]) -> Reply:
+    def lend(self, pickled: bytes, buffers: list[Any]) -> Reply:
+        """Return a pickled value as content and buffers of a reply, with large memory on the shelf."""
         note, frames = lend(self.shelf, buffers)
         return {"shelf": note}, [pickled, *frames]
 

@@ -104,7 +104,6 @@ class RankShell(ZMQInteractiveShell):
     _reporting_since: float | None = None  # when reporting an error started
     _is_interrupted = False  # an interrupt arrived while an error is reported
     _has_begun = False  # whether the cell's own code has started
-    _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and IPython's transformed text
     given: Callable[[], dict[str, Any]] = staticmethod(dict)  # the names that every rank has
     is_late: Callable[[], bool]  # returns whether the cell was interrupted before its own code started
 
@@ -134,7 +133,7 @@ class RankShell(ZMQInteractiveShell):
     def clear_state(self, cell: CellStarted) -> None:
         """Clear the state of the cell before."""
         self.execution_count = cell.execution_count
-        self._has_begun, self._transformed = False, (None, "")
+        self._has_begun = False
         self.forget_error()
         self._last_traceback_during_displayhook = False
         self.displayhook.last_value = NO_VALUE
@@ -143,16 +142,10 @@ class RankShell(ZMQInteractiveShell):
             getattr(self.history_manager, name, {}).clear()
 
     def transform_cell(self, raw_cell: str) -> str:
-        """Transform a cell once: ipykernel transforms it to see whether it awaits, and again to run it."""
-        raw, transformed = self._transformed
-        if raw == raw_cell:
-            self._transformed = None, ""
-            return transformed
+        """Transform a cell below the line with the notebook's magic."""
         above = _ABOVE.match(raw_cell)
         assert above is not None  # it also matches the empty string
-        text: str = above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-untyped-call]
-        self._transformed = raw_cell, text
-        return text
+        return above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-any-return,no-untyped-call]
 
     async def run_ast_nodes(
         self,

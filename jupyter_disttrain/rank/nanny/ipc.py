@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import fcntl
 import json
+import marshal
 import mmap
 import os
 import socket
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
-HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
+LENGTH = struct.Struct("!Q")  # bytes of the frame group that follows
 TOKEN_SIZE = 8
-LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
 BUSY = 8  # shared page: 1 while the nanny handles output
 INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
@@ -135,16 +135,15 @@ class RankEnd:
         An interrupt may end the call, but never leaves half a group on the socket, which would make what follows
         unreadable.
         """
-        views = [PickleBuffer(frame).raw() for frame in frames]  # as plain bytes, whatever shape a buffer has
-        parts: list[Any] = [part for view in views for part in (LENGTH.pack(view.nbytes), view)]
-        size = sum(map(len, parts))
         token = os.urandom(TOKEN_SIZE)
-        parts.insert(0, HEADER.pack(kind, token, len(views), size))
-        if HEADER.size + size <= ATOMIC_BYTES:
-            self._exchange(kind, token, parts)
+        # As plain bytes, whatever shape a buffer has.
+        group = marshal.dumps((kind, token, [PickleBuffer(frame).raw() for frame in frames]))
+        data = LENGTH.pack(len(group)) + group
+        if len(data) <= ATOMIC_BYTES:
+            self._exchange(kind, token, data)
         else:
             # Signal handlers, which may raise, run on the main thread only.
-            sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
+            sender = threading.Thread(target=self._exchange, args=(kind, token, data), name="disttrain send")
             sender.start()
             sender.join()
 
@@ -152,11 +151,11 @@ class RankEnd:
         """Send what the nanny has to know of the rank, or a part of it."""
         self.send(IDENTITY, [json.dumps(identity).encode()])
 
-    def _exchange(self, kind: bytes, token: bytes, parts: list[Any]) -> None:
+    def _exchange(self, kind: bytes, token: bytes, data: bytes) -> None:
         with self._lock:
             try:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
-                _send_all(self._wire.rank_socket, parts)
+                self._wire.rank_socket.sendall(data)
                 if kind == PLACED:
                     # No output may follow until the nanny has read the output before it.
                     self._wait_for(token)
@@ -228,17 +227,6 @@ def _unread(pipe_end: int) -> int:
     return count[0]
 
 
-def _send_all(sock: socket.socket, parts: list[Any]) -> None:
-    # sendmsg takes at most 1024 parts and may send only some of the bytes.
-    while parts:
-        sent = sock.sendmsg(parts[:512])
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts[0])
-            parts.pop(0)
-        if sent:
-            parts[0] = memoryview(parts[0])[sent:]
-
-
 class NannyEnd:
     """The nanny's end: split the received bytes into frame groups."""
 
@@ -274,21 +262,12 @@ class NannyEnd:
 
     def _take(self) -> list[tuple[bytes, bytes, list[bytes]]]:
         groups = []
-        start = 0
-        while len(self._data) - start >= HEADER.size:
-            kind, token, count, size = HEADER.unpack_from(self._data, start)
-            end = start + HEADER.size + size
+        while len(self._data) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
             if len(self._data) < end:
                 break
-            at, frames = start + HEADER.size, []
-            for _ in range(count):
-                (length,) = LENGTH.unpack_from(self._data, at)
-                at += LENGTH.size
-                frames.append(bytes(self._data[at : at + length]))
-                at += length
-            groups.append((kind, token, frames))
-            start = end
-        del self._data[:start]
+            groups.append(marshal.loads(self._data[LENGTH.size : end]))  # noqa: S302  (makes bytes, runs no code)
+            del self._data[:end]
         return groups
 
     def loop(self) -> status_page.LoopStatus | None:
