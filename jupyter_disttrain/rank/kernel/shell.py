@@ -147,20 +147,13 @@ class RankShell(ZMQInteractiveShell):
         assert above is not None  # it also matches the empty string
         return above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-any-return,no-untyped-call]
 
-    async def run_ast_nodes(
-        self,
-        nodelist: Any,
-        cell_name: str,
-        interactivity: str = "last_expr",
-        compiler: Any = compile,
-        result: Any = None,
-    ) -> bool:
+    async def run_ast_nodes(self, *args: Any, **options: Any) -> bool:
         """Run the statements of a cell; a child that one of them has forked exits after the last."""
         try:
-            return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
+            return await super().run_ast_nodes(*args, **options)  # type: ignore[no-any-return]
         finally:
             if self._depth == 1 and os.getpid() != self._pid:  # not of a cell that another one runs
-                self._end_child(sys.exc_info()[1] or result.error_in_exec)
+                self._end_child(sys.exc_info()[1] or options["result"].error_in_exec)
 
     def _end_child(self, error: BaseException | None) -> NoReturn:
         """End a forked process as a script would end, without what the rank does at its own end."""
@@ -246,7 +239,7 @@ class RankShell(ZMQInteractiveShell):
     def report(self) -> Report:
         """Return the report of the error with which the cell has ended."""
         assert self.error is not None
-        if self._report is None or self._report.error is not self.error:
+        if self._report is None or not self.has_report:
             self._report = tracebacks.report(self.error, self)
         return self._report
 
