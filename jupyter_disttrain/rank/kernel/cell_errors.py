@@ -6,7 +6,6 @@ Does not cover: comparing the failures of several ranks (``client.cells.cell_run
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import gc
 import inspect
@@ -111,13 +110,17 @@ def let_go(error: BaseException, variables: Mapping[str, Any]) -> None:
     frames = {id(frame): frame for frame in _frames(links) if id(frame) not in kept}
     places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
     filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
-    code = ast.parse(_LET_GO)
-    for node in ast.walk(code):
-        if isinstance(node, (ast.stmt, ast.expr, ast.excepthandler)):
-            node.lineno = node.end_lineno = line or 1
+    # Showing the traceback made a copy of each frame's variables; only reading f_locals again updates that copy.
+    code = "for frame in frames: frame.clear(); frame.f_locals"
+    compiled = compile("\n" * ((line or 1) - 1) + code, filename, "exec")
     live = _suspended(frames.values())
-    names = {"__name__": "__main__", "frames": [frame for frame in frames.values() if frame not in live]}
-    exec(compile(code, filename, "exec"), names)  # noqa: S102
+    names = {"__name__": "__main__", "frames": iter([frame for frame in frames.values() if frame not in live])}
+    while True:
+        try:
+            exec(compiled, names)  # noqa: S102
+        except RuntimeError:
+            continue  # the frame still runs; the next call goes on after it
+        return
 
 
 def _frames(errors: Iterable[BaseException]) -> Iterator[FrameType]:
@@ -143,17 +146,6 @@ def _suspended(frames: Iterable[FrameType]) -> set[FrameType]:
     holders = gc.get_referrers(*may_go_on) if may_go_on else []
     names = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
     return {getattr(each, names[type(each)]) for each in holders if type(each) in names}
-
-
-# Showing the traceback made a copy of the frame's variables; only reading f_locals again updates that copy.
-_LET_GO = """
-for frame in frames:
-    try:
-        frame.clear()
-    except RuntimeError:  # it still runs
-        pass
-    frame.f_locals
-"""
 
 
 def cell_line(error: BaseException) -> int | None:
