@@ -103,7 +103,6 @@ class RankEngine(IPEngine):
         self.shell_socket = self._open(zmq.ROUTER, "mux")
         self.control_socket = self._open(zmq.ROUTER, "control")
         self.kernel = self._make_kernel()
-        self.init_signal()
         self.kernel.start()
         self._start_heart()
         self._send_hello()
@@ -175,11 +174,6 @@ class RankEngine(IPEngine):
             self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
         self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._send_hello)
 
-    def init_signal(self) -> None:
-        """Ignore SIGINT, which only has an effect while a cell runs; let SIGTERM end the process."""
-        signal.signal(signal.SIGINT, ignore_signal)
-        signal.signal(signal.SIGTERM, _end)
-
 
 _exit: RankExit | None = None  # None until the rank's kernel exists
 
@@ -232,7 +226,7 @@ def run_rank(wire: Wire) -> None:
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     begin_reports(wire)
-    signal.signal(signal.SIGINT, ignore_signal)
+    signal.signal(signal.SIGINT, ignore_signal)  # it only has an effect while a cell runs
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
     if Path(os.environ[LOCAL_DIR]).is_dir():  # removed with the cluster: a killed rank and its workers leave sockets
