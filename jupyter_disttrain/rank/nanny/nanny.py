@@ -278,7 +278,7 @@ class Nanny:
             self._read_pipes()  # first the output printed before it
             self._log.write(frames[0], "stdout")
         elif kind == SAMPLES:
-            self._on_metrics(bytes(frames[0]))
+            self._on_metrics(frames[0])
         elif kind == IDENTITY:
             self._on_identity(self._session.unpack(frames[0]))
 
