@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..nanny.ipc import RankEnd
-    from ..output.iopub import Publisher
     from .requests import RequestHandler
 
 
@@ -95,14 +94,11 @@ class RankKernel(IPythonParallelKernel):
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
 
-    def take_charge(
-        self, request_handler: RequestHandler, publisher: Publisher, rank_end: RankEnd, descriptors: Descriptors
-    ) -> None:
+    def take_charge(self, request_handler: RequestHandler, rank_end: RankEnd, descriptors: Descriptors) -> None:
         """Set the objects that serve the requests."""
         self._rank_end, self._descriptors = rank_end, descriptors
         self.cell_starts += [user_code.set_cells, self.shell.clear_state, self._torch_flags.note]
         self._request_handler = request_handler
-        self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
@@ -284,8 +280,7 @@ class RankKernel(IPythonParallelKernel):
         flush_all(sys.stdout, sys.stderr)
         if self._rank_end.is_silent:
             return True
-        with self._publisher.ending_cell():
-            super()._publish_status("idle", "shell", parent)
+        super()._publish_status("idle", "shell", parent)
         return False
 
     def _take_value(self, reply: dict[str, Any]) -> list[Any]:

@@ -79,11 +79,6 @@ class RankDisplayHook(ZMQShellDisplayHook):
         self.last_value = result
         super().__call__(result)  # type: ignore[no-untyped-call]
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        """Publish the result's representations; its text is written to the log, too."""
-        self.pub_socket.log_display(format_dict)
-        super().write_format_data(format_dict, md_dict)  # type: ignore[no-untyped-call]
-
 
 class RankShell(ZMQInteractiveShell):
     """A shell that ends its cell, but never the rank's process."""

@@ -43,12 +43,10 @@ USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
 
 # The kinds of frame groups that a rank sends.
-PLACED = b"P"  # a signed message for the client, published between the output printed before it and after it
+PLACED = b"P"  # a signed message for the client, published in its place among the output; a status ends the cell
 CELL_BEGIN = b"B"  # a cell's header: output from now on belongs to this cell
-CELL_END = b"E"  # a signed message that ends the cell
 SAMPLES = b"M"  # samples of ``log_metrics``, for the file and the client
 LATE = b"L"  # output of an earlier cell's thread or task: that cell's header, the stream, the text
-LOGGED = b"T"  # text for the log only: the text form of a display
 IDENTITY = b"I"  # JSON: the rank's identity, the path of its log
 
 

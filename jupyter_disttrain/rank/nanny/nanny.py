@@ -40,7 +40,7 @@ from ..startup.connection import Hellos
 from ..startup.startup_args import write_whole
 from .controller_watch import ClusterWatch, open_probe
 from .exit_report import ExitReport
-from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
+from .ipc import CELL_BEGIN, IDENTITY, LATE, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
 from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
@@ -251,13 +251,8 @@ class Nanny:
                 self._on_closed_wire()
             return
         for kind, token, frames in groups:
-            if kind in (PLACED, CELL_END):
-                # Output written before this message is in the pipes by now, so it goes first.
-                self._read_pipes()
-                self._output.flush(end_of_cell=kind == CELL_END)
-                self._out.send_multipart(frames)
-                if kind == PLACED:
-                    self._wire.give_back(token)
+            if kind == PLACED:
+                self._on_message(token, frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
             else:
@@ -274,13 +269,22 @@ class Nanny:
         """Handle a frame group that has no position within the cell's output."""
         if kind == LATE:
             self._output.add_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
-        elif kind == LOGGED:
-            self._read_pipes()  # first the output printed before it
-            self._log.write(frames[0], "stdout")
         elif kind == SAMPLES:
             self._on_metrics(frames[0])
         elif kind == IDENTITY:
             self._on_identity(self._session.unpack(frames[0]))
+
+    def _on_message(self, token: bytes, frames: list[bytes]) -> None:
+        """Publish a message, and write the text form of a display or a result to the log."""
+        self._read_pipes()  # output written before this message is in the pipes by now, so it goes first
+        _, parts = self._session.feed_identities(frames)
+        msg_type = self._session.unpack(parts[1])["msg_type"]
+        self._output.flush(end_of_cell=msg_type == "status")
+        self._out.send_multipart(frames)
+        self._wire.give_back(token)
+        if msg_type in ("display_data", "execute_result"):
+            text = str(self._session.unpack(parts[4]).get("data", {}).get("text/plain", ""))
+            self._log.write(f"{text}\n".encode() if text else b"", "stdout")
 
     def _on_cell(self, header: dict[str, Any]) -> None:
         self._out.begin_cell()

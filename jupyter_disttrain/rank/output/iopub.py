@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.jsonutil import json_default
 
 from ..kernel import cell_threads
-from ..nanny.ipc import CELL_END, LATE, LOGGED, PLACED, RankEnd
+from ..nanny.ipc import LATE, PLACED, RankEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..cell_started import CellStarted
     from .streams import Turns
@@ -43,21 +42,14 @@ class Publisher:
         self._rank_end = rank_end
         self._turns = turns
         self._pack = pack
-        self._kind = PLACED
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         """Send a message; returns when the nanny's socket has taken it."""
-        self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
+        self._rank_end.send(PLACED, [getattr(frame, "buffer", frame) for frame in frames])
 
     def send_late(self, header: dict[str, Any], stream: str, data: bytes) -> None:
         """Send text for an earlier cell, without waiting for the nanny."""
         self._rank_end.send(LATE, [self._pack(header), stream.encode(), data])
-
-    def log_display(self, data: dict[str, Any]) -> None:
-        """Write the text form of a display to the rank's log; the display itself is sent next, and waited for."""
-        text = str(data.get("text/plain", ""))
-        if text:
-            self._rank_end.send(LOGGED, [f"{text}\n".encode("utf-8", "backslashreplace")])
 
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is buffered."""
@@ -72,15 +64,6 @@ class Publisher:
         with self._turns.lock:
             cell_threads.attribute_to(cell.header)
             self._rank_end.begin_cell(header)
-
-    @contextmanager
-    def ending_cell(self) -> Iterator[None]:
-        """Mark the message sent within as the cell's last."""
-        self._kind = CELL_END
-        try:
-            yield
-        finally:
-            self._kind = PLACED
 
 
 def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -156,7 +156,7 @@ class RankEngine(IPEngine):
             repeat_reply=kernel.repeat_reply,
             begin_session=functools.partial(self._run_profile, app, kernel.shell),
         )
-        kernel.take_charge(request_handler, publisher, self._rank_end, self._descriptors)
+        kernel.take_charge(request_handler, self._rank_end, self._descriptors)
         return kernel
 
     def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
