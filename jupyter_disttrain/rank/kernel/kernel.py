@@ -27,7 +27,7 @@ from traitlets import Type
 from ...errors import UnserializableValueError
 from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
-from ...protocol.requests import RankRequest
+from ...protocol.requests import RankRequest, Reply
 from ...protocol.serialization import dump_value
 from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
@@ -42,7 +42,7 @@ from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..nanny.ipc import RankEnd
     from .requests import RequestHandler
@@ -89,7 +89,7 @@ class RankKernel(IPythonParallelKernel):
         self._interrupted = False
         self._torch_flags = TorchFlags()
         self._keeps_replies = bool(os.environ.get(KEEP))
-        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
+        self._last_reply: Reply = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
@@ -300,27 +300,23 @@ class RankKernel(IPythonParallelKernel):
 
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve one of our client's requests between cells, e.g. identify, push or pull."""
-        content = parent["content"]
-        try:
-            with self._rank_end.in_use():
-                reply, buffers = self._request_handler.serve(content, parent["buffers"])
-        except (Exception, SystemExit) as error:
-            # The client reports every error, with this rank's number.
-            self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
-            reply, buffers = error_reply(error), []
-        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+        with self._rank_end.in_use():
+            self._answer(stream, ident, parent, self._request_handler.serve, parent["buffers"])
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve a request that can't wait for the running cell, on the control thread."""
+        self._answer(stream, ident, parent, self._request_handler.serve_beside, self._cell)
+
+    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], serve: Callable[..., Reply], more: Any) -> None:
         try:
-            reply, buffers = self._request_handler.serve_beside(parent["content"], self._cell)
+            reply, buffers = serve(parent["content"], more)
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
-            # cell may have left the lock of ``logging`` held.
+            # The client reports every error, with this rank's number. Nothing on the control thread may log: an
+            # interrupted cell may have left the lock of ``logging`` held.
             reply, buffers = error_reply(error), []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
-    def repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
+    def repeat_reply(self, cell: str) -> Reply:
         """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
         group = self._request_handler.group
         running = self._cell  # read once: another thread may clear it at any time
