@@ -71,17 +71,7 @@ class ExitReport:
         return os.pread(self._crash_file, TAIL_BYTES, 0)
 
     def death(self, engine: str, status: int, usage: resource.struct_rusage, *, expected: bool) -> RankDeath:
-        """Return the report of the rank's exit.
-
-        Parameters
-        ----------
-        engine
-            The identity of the rank's sockets.
-        status, usage
-            As ``os.wait4`` returns them.
-        expected
-            Whether the rank was asked to exit.
-        """
+        """Return the report of the rank's exit from what ``os.wait4`` returned; ``expected``: it was asked to exit."""
         code = os.waitstatus_to_exitcode(status)
         tail = self._stderr_tail.decode(errors="replace")
         crash = self.crash().decode(errors="replace")

@@ -26,22 +26,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Publisher:
-    """Accept messages as a zmq socket would.
-
-    Parameters
-    ----------
-    rank_end
-        Where they are sent.
-    turns
-        Lock and order of the printed output.
-    pack
-        Packs a header as the session does.
-    """
+    """Accept messages as a zmq socket would; ``pack`` packs a header as the session does."""
 
     def __init__(self, rank_end: RankEnd, turns: Turns, pack: Callable[[dict[str, Any]], bytes]) -> None:
-        self._rank_end = rank_end
-        self._turns = turns
-        self._pack = pack
+        self._rank_end, self._turns, self._pack = rank_end, turns, pack
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         """Send a message; returns when the nanny's socket has taken it."""
