@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Method = TypeVar("Method", bound="Callable[..., Any]")
+Reply = tuple[dict[str, Any], list[Any]]  # content, buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,8 +352,10 @@ class Handlers:
         """The kinds of requests that are served."""
         return list(self._methods)
 
-    def serve(self, owner: Any, content: dict[str, Any], *args: Any) -> Any:
-        """Call the owner's method for a request, with the record in place of its JSON form.
+    def serve(self, owner: Any, content: dict[str, Any], *args: Any) -> Reply:
+        """Call the owner's method for a request, with the record in place of its JSON form; return the reply.
+
+        The method returns the reply's content with or without buffers, or None; its status is "ok" if it has none.
 
         Raises
         ------
@@ -362,4 +365,6 @@ class Handlers:
         request = decode(content)
         if type(request) not in self._methods:
             raise ValueError(f"{content['do']} is not served on this channel")
-        return self._methods[type(request)](owner, request, *args)
+        found = self._methods[type(request)](owner, request, *args)
+        content, buffers = found if isinstance(found, tuple) else (found or {}, [])
+        return {"status": "ok"} | content, buffers

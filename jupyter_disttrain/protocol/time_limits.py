@@ -212,6 +212,10 @@ COMMANDS_GRACE_SECONDS = 0.3  # for an interrupted command to end
 CONNECTION_CONNECT_SECONDS = 0.25  # for one attempt to connect to a host that may be cut off
 RETRY_SECONDS = 0.02  # between two attempts
 REACH_SECONDS = 5.0  # for all attempts over a network that should work
+FIRST_PAUSE_SECONDS = 0.05  # between the first two hellos; each further pause is twice as long
+LONGEST_PAUSE_SECONDS = 1.0  # the longest of these pauses
+# From an acknowledgement to the next hello: the client that sent it may end, and another connect.
+HELLOS_REPEAT_SECONDS = 5.0
 
 # rank.process_group.destroyed
 KEPT_SECONDS = 1.0  # that an ended group is kept: much longer than a thread waits for the GIL
@@ -225,12 +229,6 @@ FLIGHT_RECORDER_LIMIT_SECONDS = 0.5  # for NCCL's flight record, on a thread tha
 # rank.process_group.gloo_abort
 SETTLED_SECONDS = 0.1  # of waiting after all connections have closed, before a wait in Gloo counts as forgotten
 GLOO_WAITS_POLL_SECONDS = 0.02  # between two checks of that
-
-# rank.startup.announce
-FIRST_PAUSE_SECONDS = 0.05  # between the first two hellos; each further pause is twice as long
-LONGEST_PAUSE_SECONDS = 1.0  # the longest of these pauses
-# From an acknowledgement to the next hello: the client that sent it may end, and another connect.
-HELLOS_REPEAT_SECONDS = 5.0
 
 # features.horovod.world
 START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first

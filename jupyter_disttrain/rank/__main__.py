@@ -16,9 +16,13 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
+from ..protocol.environment import LOCAL_DIR
+from ..protocol.shared_memory import NANNIES
 from ..protocol.time_limits import HOST_PARENT_END_SECONDS
+from ..rank_sessions import remove_unheld
 
 
 def _leave_out_debugger() -> None:
@@ -27,16 +31,6 @@ def _leave_out_debugger() -> None:
     import ipykernel.debugger  # noqa: F401, PLC0415
 
     del sys.modules["debugpy"]  # a cell may import it
-
-
-def _import_error_formatting() -> None:
-    """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
-    from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
-
-    try:
-        raise RuntimeError  # noqa: TRY301
-    except RuntimeError:
-        AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
 
 
 def main() -> None:
@@ -54,17 +48,13 @@ def main() -> None:
     from .nanny import nanny  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
     from .startup import app  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
 
-    if setup.ranks > 1:
-        _import_error_formatting()
     gc.freeze()
     if guard is not None:
         guard.stay(_fork_nanny())
-        return
-    if setup.ranks > 1:
-        nannies = [pid for pid in (_fork_nanny() for _ in range(setup.ranks)) if pid]
-        _stay_with(nannies)
-        return
-    _become_nanny()
+    elif setup.ranks > 1:
+        _stay_with([_fork_nanny() for _ in range(setup.ranks)])
+    else:
+        _become_nanny()
 
 
 def _fork_nanny() -> int:
@@ -97,6 +87,7 @@ def _stay_with(nannies: list[int]) -> None:
         if ended.si_pid in nannies:  # there may be other children, from a shell that exec'ed this process
             nannies.remove(ended.si_pid)  # before the pid can be reused: pass_on must not signal another process
         os.waitpid(ended.si_pid, 0)
+    remove_unheld(Path(os.environ[LOCAL_DIR]), NANNIES)  # if they were killed; only on a host other than the notebook's
 
 
 def _become_nanny() -> None:
@@ -116,14 +107,14 @@ def _become_nanny() -> None:
     except LaunchError as error:
         write_trouble(str(error))
         raise SystemExit(1) from error
-    wire = Wire.make()
+    wire = Wire()
     pid = os.fork()
     if pid == 0:
         die_with_parent()
         # Linux divides CPU time between sessions first (sched_autogroup). Ranks in mpiexec's session would often share
         # one core: a training loop took 20 % longer on two cores.
         os.setsid()
-        wire = wire.become_rank()
+        wire.become_rank()
         folder.forget()
         run_rank(wire)
         return

@@ -118,12 +118,10 @@ def _call(method: str, file: Any) -> None:
 def _layer(kind: type) -> int:
     """Return when files of this type are closed; 0: never, as it is no file, or nothing of it would be lost."""
     own = str(kind.__module__).startswith("jupyter_disttrain.")  # of Cython's function type it is not a string
-    if own or issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO)):
+    if own or issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO, io.BufferedReader)):
         return 0
     if issubclass(kind, io.TextIOWrapper):
         return 2
     if issubclass(kind, (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)):
         return 3
-    if issubclass(kind, io.BufferedReader):
-        return 0
     return int(issubclass(kind, (io.IOBase, zipfile.ZipFile, tempfile._TemporaryFileWrapper)))  # noqa: SLF001

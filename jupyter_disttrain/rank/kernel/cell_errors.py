@@ -6,7 +6,6 @@ Does not cover: comparing the failures of several ranks (``client.cells.cell_run
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import gc
 import inspect
@@ -15,34 +14,19 @@ import time
 import traceback
 from itertools import takewhile
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...features.scripts.errors import ScriptExit
 from ..libraries import gpu_errors
 from ..libraries.framework_checks import hint
 from ..output.user_code import is_own, script_name
 from ..process_group.object_replacement import thaw
-from .error_chain import chain, connected, linked, walk
-from .tracebacks import Formatters, Report
+from .error_chain import chain, linked, tree, walk
 from .tracebacks import report as make_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
-
-
-class FailedShell(Formatters, Protocol):
-    """The shell in which the cell has failed."""
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that the cell ended with."""
-
-    def report(self) -> Report:
-        """Return the error as it is shown: text and traceback."""
-
-    def advice_on(self, error: BaseException) -> str:
-        """Return advice on the error; empty if there is none."""
 
 
 LOST_WORK = (
@@ -62,7 +46,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return next((link for link in chain(error) if isinstance(link, KeyboardInterrupt)), None)
 
 
-def complete(reply: dict[str, Any], shell: FailedShell, interrupted: bool, was_interrupted: bool) -> None:
+def complete(reply: dict[str, Any], shell: Any, interrupted: bool, was_interrupted: bool) -> None:
     """Add the error, its line and the time to an error reply.
 
     The reply is that of an interrupt if the user interrupted the cell and a collective was released for it, or if an
@@ -94,7 +78,7 @@ def _may_follow_interrupt(error: BaseException) -> bool:
     return isinstance(error, (SystemExit, ScriptExit, asyncio.CancelledError))
 
 
-def _as_interrupt(error: BaseException, shell: Formatters) -> list[str]:
+def _as_interrupt(error: BaseException, shell: Any) -> list[str]:
     """Return the traceback, from the cell on, of the interrupt that led to an error.
 
     A library that exits after an interrupt has caught it between the cell and the interrupted code. The interrupt's own
@@ -121,18 +105,22 @@ def let_go(error: BaseException, variables: Mapping[str, Any]) -> None:
     Frames of errors that the user keeps in ``variables``, or in a list, tuple, set or dict there, are not cleared.
     """
     # Including errors hidden by ``from None``: they hold as much, e.g. a file that torch did not finish writing.
-    links = connected(error)
-    kept = {id(frame) for link in _kept(links, variables) for frame in _frames(connected(link))}
+    links = list(tree(error, hidden=True))
+    kept = {id(frame) for link in _kept(links, variables) for frame in _frames(tree(link, hidden=True))}
     frames = {id(frame): frame for frame in _frames(links) if id(frame) not in kept}
     places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
     filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
-    code = ast.parse(_LET_GO)
-    for node in ast.walk(code):
-        if isinstance(node, (ast.stmt, ast.expr, ast.excepthandler)):
-            node.lineno = node.end_lineno = line or 1
+    # Showing the traceback made a copy of each frame's variables; only reading f_locals again updates that copy.
+    code = "for frame in frames: frame.clear(); frame.f_locals"
+    compiled = compile("\n" * ((line or 1) - 1) + code, filename, "exec")
     live = _suspended(frames.values())
-    names = {"__name__": "__main__", "frames": [frame for frame in frames.values() if frame not in live]}
-    exec(compile(code, filename, "exec"), names)  # noqa: S102
+    names = {"__name__": "__main__", "frames": iter([frame for frame in frames.values() if frame not in live])}
+    while True:
+        try:
+            exec(compiled, names)  # noqa: S102
+        except RuntimeError:
+            continue  # the frame still runs; the next call goes on after it
+        return
 
 
 def _frames(errors: Iterable[BaseException]) -> Iterator[FrameType]:
@@ -158,17 +146,6 @@ def _suspended(frames: Iterable[FrameType]) -> set[FrameType]:
     holders = gc.get_referrers(*may_go_on) if may_go_on else []
     names = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
     return {getattr(each, names[type(each)]) for each in holders if type(each) in names}
-
-
-# Showing the traceback made a copy of the frame's variables; only reading f_locals again updates that copy.
-_LET_GO = """
-for frame in frames:
-    try:
-        frame.clear()
-    except RuntimeError:  # it still runs
-        pass
-    frame.f_locals
-"""
 
 
 def cell_line(error: BaseException) -> int | None:

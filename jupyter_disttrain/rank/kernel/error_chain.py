@@ -14,26 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MEMBERS = 15  # members shown of an exception group, as in the standard library
-
-
 _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # missing in Python 3.10
 
 
-def tree(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, those that led to it and the members of groups, each once; only those that are shown."""
+def tree(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """Yield an error, those that led to it and the members of groups, each once; ``hidden``: also those not shown."""
     seen: set[int] = set()
-    waiting = [error]
+    waiting: list[BaseException | None] = [error]
     while waiting:
         link = waiting.pop(0)
-        if id(link) in seen:
+        if link is None or id(link) in seen:
             continue
         seen.add(id(link))
         yield link
-        earlier = before(link)
-        if earlier is not None:
-            waiting.append(earlier)
+        waiting.append(link.__cause__)
+        if hidden or (link.__cause__ is None and not link.__suppress_context__):
+            waiting.append(link.__context__)
         if isinstance(link, _GROUPS):
-            waiting += link.exceptions[:MEMBERS]
+            waiting += link.exceptions if hidden else link.exceptions[:MEMBERS]
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -46,30 +44,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def connected(error: BaseException) -> list[BaseException]:
-    """Return an error, all that led to it and the members of groups, each once; also those that are not shown."""
-    found = {id(error): error}
-    waiting = [error]
-    while waiting:
-        link = waiting.pop()
-        members = link.exceptions if isinstance(link, _GROUPS) else ()
-        for each in (link.__cause__, link.__context__, *members):
-            if each is not None and id(each) not in found:
-                found[id(each)] = each
-                waiting.append(each)
-    return list(found.values())
-
-
 def has_group(error: BaseException) -> bool:
     """Whether an error's chain contains an exception group."""
     return any(isinstance(link, _GROUPS) for link in tree(error))
-
-
-def before(link: BaseException) -> BaseException | None:
-    """Return the error that is shown as the cause or context of this one; None if there is none."""
-    if link.__cause__ is not None:
-        return link.__cause__
-    return None if link.__suppress_context__ else link.__context__
 
 
 def walk(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -27,25 +27,23 @@ from traitlets import Type
 from ...errors import UnserializableValueError
 from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
-from ...protocol.requests import RankRequest
+from ...protocol.requests import RankRequest, Reply
 from ...protocol.serialization import dump_value
-from ...protocol.shared_memory import lend
-from ..cell_started import CellStarted, CellStarts
+from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
 from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
-from . import cell_errors, cell_hooks
+from . import cell_errors
 from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ..nanny.ipc import ReservedDescriptors
-    from ..output.iopub import Publisher
+    from ..nanny.ipc import RankEnd
     from .requests import RequestHandler
 
 
@@ -54,8 +52,8 @@ def ignore_signal(_number: int, _frame: Any) -> None:
 
 
 def error_reply(error: BaseException) -> dict[str, Any]:
-    """Return the reply for an error, also if its own ``__str__`` fails or returns what no message can carry."""
-    text = str(traceback.TracebackException.from_exception(error)).encode(errors="backslashreplace").decode()
+    """Return the reply for an error, also if its own ``__str__`` fails."""
+    text = str(traceback.TracebackException.from_exception(error))
     return {"status": "error", "ename": type(error).__name__, "evalue": text}
 
 
@@ -84,42 +82,23 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[RankRequest.msg_type] = self.rank_request
         self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
-        self.cell_starts = CellStarts()
-        self._ours = False
         self._cell: dict[str, Any] | None = None  # the running cell
         self._deferral = InterruptDeferral()
         self._imports = CutImports()
         self._interrupted = False
         self._torch_flags = TorchFlags()
         self._keeps_replies = bool(os.environ.get(KEEP))
-        self._last_reply: tuple[dict[str, Any], list[Any]] = {}, []  # for a client that attaches later
+        self._last_reply: Reply = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
-        self.cell_starts.subscribe(self._deferral.drop_interrupt, self._accept_interrupts)
+        self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
 
-    def take_charge(
-        self,
-        request_handler: RequestHandler,
-        publisher: Publisher,
-        descriptors: Descriptors,
-        reserved: ReservedDescriptors,
-    ) -> None:
-        """Set the objects that serve the requests.
-
-        Parameters
-        ----------
-        reserved
-            File descriptors to free before the first cell.
-        """
-        self._descriptors = descriptors
-        self.cell_starts.subscribe(
-            lambda _cell: reserved.free(), user_code.set_cells, self.shell.clear_state, self._torch_flags.note
-        )
+    def take_charge(self, request_handler: RequestHandler, rank_end: RankEnd, descriptors: Descriptors) -> None:
+        """Set the objects that serve the requests."""
+        self._rank_end, self._descriptors = rank_end, descriptors
+        self.cell_starts += [user_code.set_cells, self.shell.clear_state, self._torch_flags.note]
         self._request_handler = request_handler
-        request_handler.repeat_reply = self._repeat_reply
-        self._publisher = publisher
         signal.signal(RELEASE_SIGNAL, self._on_release)
-        request_handler.bind(self.shell)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
     @property
@@ -127,54 +106,35 @@ class RankKernel(IPythonParallelKernel):
         """The running cell's number, request id and execution count; None while no cell runs."""
         return self._cell
 
-    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
-        """Record whether the request comes from our client: ipyparallel's own clients expect busy and idle status."""
-        if channel == "shell":
-            ours = parent["header"]["msg_type"] == RankRequest.msg_type or OPTIONS in parent.get("metadata", {})
-            self._ours = ours
-        super().set_parent(ident, parent, channel)
+    def _publish_status(self, *_args: Any, **_options: Any) -> None:
+        """Publish no status of a request: only a cell with output has one, at its end."""
 
-    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        if channel == "control" or status == "starting" or self._ours:
-            return
-        super()._publish_status(status, channel, parent)
-
-    def _publish_status_and_flush(self, status: str, channel: str, _stream: Any, parent: Any = None) -> None:
-        self._publish_status(status, channel, parent)
+    _publish_status_and_flush = _publish_status
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run a cell and reply."""
-        options = parent["metadata"].get(OPTIONS)
-        if options is None:
-            await super().execute_request(stream, ident, parent)
-            return
         try:
-            with self._publisher.in_use():
-                await self._serve_cell(stream, ident, parent, options)
+            with self._rank_end.in_use():
+                await self._serve_cell(stream, ident, parent, parent["metadata"][OPTIONS])
         except (Exception, KeyboardInterrupt, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             # A bug of this package, or what a hook of the user's raises around a cell: without a reply the client would
             # wait forever.
             self._ignore_sigint()
             self._cell = None
-            trace = traceback.format_exc().encode(errors="backslashreplace").decode()
-            reply = error_reply(error) | {"traceback": trace.splitlines()}
+            reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
             group = "none" if self._request_handler.group is None else "broken"  # how many collectives ran is unknown
             self._reply(stream, ident, parent, reply, {"quiet": True, "group": group})
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
         count = options["execution_count"]
-        self.cell_starts.publish(
-            CellStarted(
-                number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
-            )
+        started = CellStarted(
+            number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
         )
+        for subscriber in self.cell_starts:
+            subscriber(started)
         self._begun.append(parent["header"]["msg_id"])
-        self._cell = {
-            "number": options["cell"],
-            "request": parent["header"]["msg_id"],
-            "execution_count": count,
-        }
+        self._cell = {"number": options["cell"], "request": parent["header"]["msg_id"], "execution_count": count}
         content = parent["content"]
         start = time.time()
         reply = self._with_lost_work(await self._execute(content["code"]))
@@ -189,17 +149,17 @@ class RankKernel(IPythonParallelKernel):
         self._request_handler.metrics.end_cell()
         self._cell = None
         error = shell.error if reply["status"] == "error" else None
-        if cell_errors.is_good_exit(error) and not (self._interrupted or self._publisher.was_interrupted):
+        if cell_errors.is_good_exit(error) and not (self._interrupted or self._rank_end.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
         cut_imports = self._imports.clean_up()
         if error is not None and not isinstance(error, KeyboardInterrupt):
             cut_imports += self._imports.behind(error)
         if cut_imports:
             reply["cut_imports"] = cut_imports
-        group, of_group = cell_hooks.after_cell(self._request_handler.group, self._request_handler.horovod.calls, error)
+        group, of_group = self._request_handler.after_cell(error)
         reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
-            interrupts = self._interrupted, self._publisher.was_interrupted
+            interrupts = self._interrupted, self._rank_end.was_interrupted
             cell_errors.complete(reply, shell, *interrupts)
             cell_errors.let_go(error, shell.user_ns)
         shell.end_cell()
@@ -311,16 +271,14 @@ class RankKernel(IPythonParallelKernel):
     def pre_handler_hook(self) -> None:
         """Leave SIGINT to :meth:`_execute`."""
 
-    def post_handler_hook(self) -> None:
-        """Leave SIGINT to :meth:`_execute`."""
+    post_handler_hook = pre_handler_hook
 
     def _end_cell(self, parent: dict[str, Any]) -> bool:
         """Close the cell's output; return True if there was none."""
         flush_all(sys.stdout, sys.stderr)
-        if self._publisher.is_silent:
+        if self._rank_end.is_silent:
             return True
-        with self._publisher.ending_cell():
-            super()._publish_status("idle", "shell", parent)
+        super()._publish_status("idle", "shell", parent)
         return False
 
     def _take_value(self, reply: dict[str, Any]) -> list[Any]:
@@ -331,46 +289,39 @@ class RankKernel(IPythonParallelKernel):
             reply["value"] = {"kind": "none"}
             return []
         try:
-            pickled, buffers = dump_value(value)
+            content, frames = self._request_handler.lend(*dump_value(value))
         except UnserializableValueError as error:
             reply["value"] = {"kind": "unserializable", "reason": str(error)}
             return []
-        note, frames = lend(self._request_handler.shelf, buffers)
-        reply["value"] = {"kind": "pickle", "shelf": note}
-        return [pickled, *frames]
+        reply["value"] = {"kind": "pickle"} | content
+        return frames
 
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve one of our client's requests between cells, e.g. identify, push or pull."""
-        content = parent["content"]
-        try:
-            with self._publisher.in_use():
-                reply, buffers = self._request_handler.serve(content, parent["buffers"])
-        except (Exception, SystemExit) as error:
-            # The client reports every error, with this rank's number.
-            self.log.debug("rank_request %s failed", content.get("do"), exc_info=True)
-            reply, buffers = error_reply(error), []
-        self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
+        with self._rank_end.in_use():
+            self._answer(stream, ident, parent, self._request_handler.serve, parent["buffers"])
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve a request that can't wait for the running cell, on the control thread."""
+        self._answer(stream, ident, parent, self._request_handler.serve_beside, self._cell)
+
+    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], serve: Callable[..., Reply], more: Any) -> None:
         try:
-            reply, buffers = self._request_handler.serve_beside(parent["content"], self._cell)
+            reply, buffers = serve(parent["content"], more)
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            # The client reports every error, with this rank's number. Nothing on this thread may log: an interrupted
-            # cell may have left the lock of ``logging`` held.
+            # The client reports every error, with this rank's number. Nothing on the control thread may log: an
+            # interrupted cell may have left the lock of ``logging`` held.
             reply, buffers = error_reply(error), []
         self.session.send(stream, "rank_reply", reply, parent, ident=ident, buffers=buffers)
 
-    def _repeat_reply(self, cell: str) -> tuple[dict[str, Any], list[Any]]:
+    def repeat_reply(self, cell: str) -> Reply:
         """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
         group = self._request_handler.group
         running = self._cell  # read once: another thread may clear it at any time
         runs = running is not None and running["request"] == cell
-        begun = cell in self._begun
-        state = {"status": "ok", "begun": begun, "ended": False, "runs": runs}
-        state |= {"group": "none", "generation": 0} | cell_hooks.counts(group, self._request_handler.horovod.calls)
-        if group is not None:
-            state |= {"group": group.tag, "generation": group.generation}
+        tag, generation = ("none", 0) if group is None else (group.tag, group.generation)
+        state = {"begun": cell in self._begun, "ended": False, "runs": runs, "group": tag, "generation": generation}
+        state |= self._request_handler.counts()
         content, buffers = self._last_reply
         return (state | content | {"ended": True}, buffers) if content.get("cell") == cell else (state, [])
 

@@ -22,59 +22,31 @@ from ...features.telemetry.rank.log_metrics import MetricsLog
 from ...features.telemetry.rank.progress import Progress
 from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
+from ...protocol import requests
 from ...protocol.environment import LAUNCH_RANK, SAMPLE_SECONDS
 from ...protocol.ranks import RankInfo
-from ...protocol.requests import (
-    AcknowledgeRankHello,
-    CompareFiles,
-    Digest,
-    EndStaging,
-    ForgetStaging,
-    Form,
-    Handlers,
-    Identify,
-    ListModules,
-    MpiFailure,
-    Numbers,
-    OpenPort,
-    OpenStore,
-    PrepareStaging,
-    Pull,
-    Push,
-    Release,
-    RemoveFiles,
-    RepeatReply,
-    RepeatReplyInOrder,
-    Respawn,
-    StagingState,
-    Where,
-    WriteFiles,
-)
+from ...protocol.requests import Handlers, Reply
 from ...protocol.serialization import check_whole, dump_value, dump_values, load_value
 from ...protocol.shared_memory import fetch, is_shared, lend
 from ..libraries.defaults import set_defaults
-from ..libraries.extension_builds import watch_builds
+from ..libraries.extension_builds import give_back_files, watch_builds
 from ..libraries.framework_checks import check_tensorflow
 from ..libraries.reserved_ports import ReservedPort
 from ..libraries.spawn_guard import refuse_cells, refuse_spawn
 from ..mpi.world import MpiWorld
-from ..nanny.ipc import IDENTITY, SAMPLES, RankEnd
-from ..process_group.errors import RendezvousError
+from ..nanny.ipc import SAMPLES, RankEnd
+from ..process_group.errors import RendezvousError, is_of_group
+from ..process_group.model_rebuild import is_step_cut_off
 from ..process_group.object_replacement import replace_everywhere
-from ..startup.interface_variables import wrong_interfaces
-from .cell_hooks import counts
+from ..startup.startup_args import wrong_interfaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_client.session import Session
-
-    from ..cell_started import CellStarts
+    from ..cell_started import Subscribers
     from ..process_group.group import Group
-    from ..startup.announce import Hellos
+    from ..startup.connection import Hellos
     from .shell import RankShell
-
-Reply = tuple[dict[str, Any], list[Any]]
 
 _MISSING = object()
 
@@ -83,85 +55,103 @@ serves_beside = Handlers()  # requests while a cell may run
 
 
 class RequestHandler:
-    """Serve the client's requests to one rank."""
+    """Serve the client's requests to one rank.
+
+    Parameters
+    ----------
+    cell
+        Returns the kernel's record of the running cell; None while it is idle.
+    repeat_reply
+        Returns the reply to a cell again; takes the message id of its request.
+    begin_session
+        Runs the user's profile once the rank has its identity; returns what failed.
+    """
 
     def __init__(
         self,
+        shell: RankShell,
         rank_end: RankEnd,
-        session: Session,
-        engine: str,
-        cell: Callable[[], dict[str, Any] | None],
         hellos: Hellos,
-        cell_starts: CellStarts,
+        cell_starts: Subscribers,
+        *,
+        cell: Callable[[], dict[str, Any] | None],
+        repeat_reply: Callable[[str], Reply],
+        begin_session: Callable[[], list[str]],
     ) -> None:
-        self._rank_end = rank_end
-        self._session = session
-        self._engine = engine
-        self._cell = cell
-        self._hellos = hellos
-        self._cell_starts = cell_starts
-        self._shell: RankShell | None = None
-        self.repeat_reply: Callable[[str], Reply] = _no_reply  # takes the message id of a cell
-        self.begin_session: Callable[[], list[str]] = list  # returns what failed in the user's profile
+        self._shell, self._rank_end, self._hellos, self._cell_starts = shell, rank_end, hellos, cell_starts
+        self._cell, self._repeats, self._begin_session = cell, repeat_reply, begin_session
         self.group: Group | None = None
         self.mpi = MpiWorld()
         self.horovod = HorovodWorld(self.mpi)
         self.shelf: str | None = None
         self.progress = Progress()
-        self.scripts = Scripts()
-        self.staging = Staging()
+        self.scripts = shell.scripts = Scripts()
+        self.staging = shell.staging = Staging()
+        self._local_modules = shell.local_modules = LocalModules()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
-        cell_starts.subscribe(self.progress.reset, self.mpi.allow_release)
-
-    def bind(self, shell: RankShell) -> None:
-        """Set the shell whose namespace is filled."""
-        self._shell = shell
-        shell.scripts = self.scripts
-        shell.staging = self.staging
-        shell.local_modules = self._local_modules = LocalModules()
+        cell_starts += [self.progress.reset, self.mpi.allow_release]
 
     def serve(self, content: dict[str, Any], buffers: list[Any]) -> Reply:
         """Serve a request between two cells; an exception becomes the reply."""
-        return serves.serve(self, content, buffers)  # type: ignore[no-any-return]
+        return serves.serve(self, content, buffers)
 
     def serve_beside(self, content: dict[str, Any], cell: dict[str, Any] | None) -> Reply:
         """Serve a request on the control thread, also while a cell runs."""
-        return serves_beside.serve(self, content, cell)  # type: ignore[no-any-return]
+        return serves_beside.serve(self, content, cell)
+
+    def counts(self) -> dict[str, Any]:
+        """Return this rank's counts of collectives in each process group since it was made, and of messages."""
+        if self.group is None:
+            return {"collectives": {}, "messages": None}
+        found = self.group.counts
+        return found | {"collectives": found["collectives"] | self.horovod.calls.counted}
+
+    def after_cell(self, error: BaseException | None) -> tuple[str, dict[str, Any]]:
+        """Return the rank's process group after a cell, and the entries about groups for the cell's reply.
+
+        The first is ``Group.tag``, or ``"none"`` on a rank without torch. The entries state whether the error comes
+        from a group, how many collectives the rank has called in each, and whether a step of an FSDP2 model was
+        interrupted. Lock files that an interrupted cell has left are removed.
+        """
+        give_back_files()
+        of_group = error is not None and is_of_group(error)
+        if self.group is None:
+            return "none", {"group_error": of_group}
+        self.group.broken = self.group.broken or of_group
+        cut_off = error is not None and is_step_cut_off()
+        return self.group.tag, {"group_error": of_group, "step_cut_off": cut_off} | self.counts()
 
     # Identity
 
-    @serves(Identify)
-    def _identify(self, request: Identify, _buffers: list[Any]) -> Reply:
+    @serves(requests.Identify)
+    def _identify(self, request: requests.Identify, _buffers: list[Any]) -> dict[str, Any]:
         """Take the identity that the client assigns, and prepare environment, device and namespace for it."""
         self._hellos.is_known = True
-        info = RankInfo(**request.info)
+        self._info = info = RankInfo(**request.info)
         self.mpi.enter(info)
         self.metrics.share(info.world_size)
-        identity: dict[str, Any] = {"engine": self._engine, "log_path": request.log_path}
         own = request.environment | _host_id(info.rank)
         os.environ.update(own)
         set_defaults(request.defaults)
-        uuid = _choose_device(info)
-        identity |= {
+        identity = {
+            "log_path": request.log_path,
             "world_size": info.world_size,
             "local_rank": info.local_rank,
             "device": info.device,
-            "gpu_uuid": uuid,
+            "gpu_uuid": _choose_device(info),
         }
-        self._rank_end.send(IDENTITY, [self._session.pack(identity)])
-        self._info = info
+        self._rank_end.send_identity(identity)
         if request.uses_tensorflow:
             check_tensorflow()
         self._place = ReservedPort(request.address)
         self._fill_namespace(info, request.address)
         self.shelf = request.shelf if is_shared(request.shelf, request.shelf_token) else None
-        sees_shelf = self.shelf is not None
         if info.backend != "none":
             from ..process_group.group import Group  # noqa: PLC0415  (imports torch)
 
             self.group = Group(info, request.timeout_s)
-            self._cell_starts.subscribe(self.group.take_number)
+            self._cell_starts.append(self.group.take_number)
             refuse_spawn()
             watch_builds()
             self.horovod.enter()
@@ -174,23 +164,18 @@ class RequestHandler:
         note_files()
         note_switches()
         note_imports()
-        assert self._shell is not None
-        troubles = self.begin_session()
+        troubles = self._begin_session()
         self._shell.give_names()  # a startup file may have set one of them
-        return {"status": "ok", "sees_shelf": sees_shelf, "place": self._place.name, "troubles": troubles}, []
+        return {"sees_shelf": self.shelf is not None, "place": self._place.name, "troubles": troubles}
 
-    @serves(OpenStore)
-    def _open_store(self, request: OpenStore, _buffers: list[Any]) -> Reply:
-        """Open the store on rank 0; reply with its port."""
+    @serves(requests.OpenStore)
+    def _open_store(self, request: requests.OpenStore, _buffers: list[Any]) -> dict[str, Any]:
         if self.group is None:
-            return {"status": "ok", "port": request.port}, []
-        return {
-            "status": "ok",
-            "port": self.group.open_store(request.address, request.port, request.generation),
-        }, []
+            return {"port": request.port}
+        return {"port": self.group.open_store(request.address, request.port, request.generation)}
 
-    @serves(Form)
-    def _form(self, request: Form, _buffers: list[Any]) -> Reply:
+    @serves(requests.Form)
+    def _form(self, request: requests.Form, _buffers: list[Any]) -> dict[str, Any]:
         """Form the process group together with all other ranks; reply with what of the earlier groups was lost."""
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = request.address, str(request.port)
         self.scripts.know(request.address, request.places, request.tf_roles)
@@ -207,60 +192,50 @@ class RequestHandler:
                     raise RendezvousError(f"{wrong} {start}") from error
                 raise
         lost += self.horovod.settle(request.generation)
-        return {"status": "ok", "lost": lost, "mpi_lost": mpi_lost} | counts(self.group, self.horovod.calls), []
+        return {"lost": lost, "mpi_lost": mpi_lost} | self.counts()
 
-    @serves(OpenPort)
-    def _open_port(self, request: OpenPort, _buffers: list[Any]) -> Reply:
-        """Reply with this rank's port for one ``%dist_run``; on rank 0 also with the programs' rendezvous port."""
-        reply: dict[str, Any] = {"status": "ok", "place": self.scripts.open_place()}
+    @serves(requests.OpenPort)
+    def _open_port(self, request: requests.OpenPort, _buffers: list[Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = {"place": self.scripts.open_place()}
         if self._info.rank == 0:
             reply |= {"port": self.scripts.open_port(served=request.served), "horovod": self.scripts.open_horovod()}
-        return reply, []
+        return reply
 
-    @serves(PrepareStaging)
-    def _get_ready_to_stage(self, request: PrepareStaging, _buffers: list[Any]) -> Reply:
-        """Listen for a data set from the previous node; reply with the address."""
+    @serves(requests.PrepareStaging)
+    def _prepare_staging(self, request: requests.PrepareStaging, _buffers: list[Any]) -> dict[str, Any]:
         try:
-            prepared = self.staging.get_ready(request, self._info, self.scripts.master)
+            return self.staging.get_ready(request, self._info, self.scripts.master)
         except StageError as error:
-            return {"status": "ok", "trouble": str(error)}, []
-        return {"status": "ok", **prepared}, []
+            return {"trouble": str(error)}
 
-    @serves(ForgetStaging)
-    def _let_go_of_staging(self, _request: ForgetStaging, _buffers: list[Any]) -> Reply:
-        """Forget the planned copy."""
+    @serves(requests.ForgetStaging)
+    def _forget_staging(self, _request: requests.ForgetStaging, _buffers: list[Any]) -> None:
         self.staging.let_go()
-        return {"status": "ok"}, []
 
     # The user's own modules
 
-    @serves(ListModules)
-    def _list_code(self, _request: ListModules, _buffers: list[Any]) -> Reply:
-        """Reply with the user's modules and which of them were edited."""
-        return {"status": "ok", **self._local_modules.state()}, []
+    @serves(requests.ListModules)
+    def _list_modules(self, _request: requests.ListModules, _buffers: list[Any]) -> dict[str, Any]:
+        return self._local_modules.state()
 
-    @serves(CompareFiles)
-    def _compare_code(self, request: CompareFiles, _buffers: list[Any]) -> Reply:
-        """Reply with the files that differ from those in the notebook's folder."""
-        return {"status": "ok", "names": self._local_modules.compare(request.folder, request.hashes)}, []
+    @serves(requests.CompareFiles)
+    def _compare_files(self, request: requests.CompareFiles, _buffers: list[Any]) -> dict[str, Any]:
+        return {"names": self._local_modules.compare(request.folder, request.hashes)}
 
-    @serves(WriteFiles)
-    def _write_code(self, request: WriteFiles, buffers: list[Any]) -> Reply:
-        """Write files of the notebook's folder."""
+    @serves(requests.WriteFiles)
+    def _write_files(self, request: requests.WriteFiles, buffers: list[Any]) -> None:
         self._local_modules.write(request.folder, request.names, buffers)
-        return {"status": "ok"}, []
 
-    @serves(RemoveFiles)
-    def _remove_code(self, request: RemoveFiles, _buffers: list[Any]) -> Reply:
-        """Remove files that are no longer in the notebook's folder."""
-        return {"status": "ok", "names": self._local_modules.remove(request.folder, request.hashes)}, []
+    @serves(requests.RemoveFiles)
+    def _remove_files(self, request: requests.RemoveFiles, _buffers: list[Any]) -> dict[str, Any]:
+        return {"names": self._local_modules.remove(request.folder, request.hashes)}
 
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Replace MPI's old world with the new one wherever it is held; return what could not be changed."""
         if change is None:
             return []
         if change[0] is None:
-            self._push({"comm": change[1]})
+            self._shell.push({"comm": change[1]}, interactive=False)  # type: ignore[no-untyped-call]
             return []
         pairs = [change]
         del change  # any remaining reference to the old world counts as a place to replace
@@ -272,42 +247,38 @@ class RequestHandler:
 
     # While a cell may run, on the control thread
 
-    @serves_beside(Where)
-    def _where(self, request: Where, cell: dict[str, Any] | None) -> Reply:
+    @serves_beside(requests.Where)
+    def _where(self, request: requests.Where, cell: dict[str, Any] | None) -> dict[str, Any]:
         found = where(self.group, self.horovod.calls, cell, request.about)
-        found["program"] = self.scripts.programs.doing
-        return {"status": "ok"} | found, []
+        return found | {"program": self.scripts.programs.doing}
 
-    @serves_beside(AcknowledgeRankHello)
-    def _acknowledge_hello(self, _request: AcknowledgeRankHello, _cell: dict[str, Any] | None) -> Reply:
+    @serves_beside(requests.AcknowledgeRankHello)
+    def _acknowledge_hello(self, _request: requests.AcknowledgeRankHello, _cell: dict[str, Any] | None) -> None:
         self._hellos.delay()
-        return {"status": "ok"}, []
 
-    @serves_beside(Respawn)
-    def _respawn(self, request: Respawn, _cell: dict[str, Any] | None) -> Reply:
+    @serves_beside(requests.Respawn)
+    def _respawn(self, request: requests.Respawn, _cell: dict[str, Any] | None) -> None:
         self.mpi.respawn(request.command, request.host)
-        return {"status": "ok"}, []
 
-    @serves_beside(MpiFailure)
-    def _mpi_failure(self, _request: MpiFailure, _cell: dict[str, Any] | None) -> Reply:
-        return {"status": "ok", "failure": self.mpi.failure}, []
+    @serves_beside(requests.MpiFailure)
+    def _mpi_failure(self, _request: requests.MpiFailure, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return {"failure": self.mpi.failure}
 
-    @serves_beside(StagingState)
-    def _staging_state(self, _request: StagingState, _cell: dict[str, Any] | None) -> Reply:
-        return {"status": "ok"} | self.staging.progress(), []
+    @serves_beside(requests.StagingState)
+    def _staging_state(self, _request: requests.StagingState, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return self.staging.progress()
 
-    @serves_beside(EndStaging)
-    def _end_staging(self, request: EndStaging, _cell: dict[str, Any] | None) -> Reply:
+    @serves_beside(requests.EndStaging)
+    def _end_staging(self, request: requests.EndStaging, _cell: dict[str, Any] | None) -> None:
         self.staging.release(request.because)
-        return {"status": "ok"}, []
 
-    @serves(RepeatReplyInOrder)
-    @serves_beside(RepeatReply)
-    def _repeat_reply(self, request: RepeatReply | RepeatReplyInOrder, _: Any) -> Reply:
-        return self.repeat_reply(request.cell)
+    @serves(requests.RepeatReplyInOrder)
+    @serves_beside(requests.RepeatReply)
+    def _repeat_reply(self, request: requests.RepeatReply | requests.RepeatReplyInOrder, _: Any) -> Reply:
+        return self._repeats(request.cell)
 
-    @serves_beside(Release)
-    def _release(self, request: Release, _cell: dict[str, Any] | None) -> Reply:
+    @serves_beside(requests.Release)
+    def _release(self, request: requests.Release, _cell: dict[str, Any] | None) -> None:
         """Make every call fail that waits for other ranks."""
         generation = request.generation
         if self.group is not None:
@@ -316,7 +287,6 @@ class RequestHandler:
         self.horovod.release(generation)
         self.scripts.programs.release(generation)
         self.staging.release()
-        return {"status": "ok"}, []
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
         os.environ["MASTER_ADDR"] = address
@@ -336,70 +306,51 @@ class RequestHandler:
 
             device = torch.device(info.device)
             names |= {"torch": torch, "dist": dist, "device": device, "gpu_id": device.index, "hvd": Horovod()}
-        assert self._shell is not None
         self._shell.given = lambda: names | {"comm": self.mpi.shown}
         self._shell.give_names()
 
-    def _push(self, names: dict[str, Any]) -> None:
-        assert self._shell is not None
-        self._shell.push(names, interactive=False)  # type: ignore[no-untyped-call]
-
     # Values
 
-    @serves(Push)
-    def _push_values(self, request: Push, buffers: list[Any]) -> Reply:
-        """Set variables."""
-        values = load_value(buffers[0], fetch(self.shelf, request.shelf, buffers[1:]))
-        assert self._shell is not None
-        self._shell.push(values)  # type: ignore[no-untyped-call]
-        return {"status": "ok"}, []
+    @serves(requests.Push)
+    def _push(self, request: requests.Push, buffers: list[Any]) -> None:
+        self._shell.push(load_value(buffers[0], fetch(self.shelf, request.shelf, buffers[1:])))  # type: ignore[no-untyped-call]
 
-    @serves(Pull)
-    def _pull(self, request: Pull, _buffers: list[Any]) -> Reply:
+    @serves(requests.Pull)
+    def _pull(self, request: requests.Pull, _buffers: list[Any]) -> dict[str, Any] | Reply:
         """Send variables; the reply lists missing names, or states what cannot be serialized."""
-        assert self._shell is not None
         namespace = self._shell.user_ns
         missing = [name for name in request.names if name not in namespace]
         if missing:
-            return {"status": "missing", "names": missing}, []
+            return {"status": "missing", "names": missing}
         try:
             values = {name: namespace[name] for name in request.names}
             if request.whole:
                 check_whole(values)
-            pickled, out = dump_values(values)
+            return self.lend(*dump_values(values))
         except UnserializableValueError as error:
-            return {"status": "unserializable", "reasons": [str(error)]}, []
-        note, frames = lend(self.shelf, out)
-        return {"status": "ok", "shelf": note}, [pickled, *frames]
+            return {"status": "unserializable", "reasons": [str(error)]}
 
-    @serves(Digest)
-    def _digest(self, request: Digest, _buffers: list[Any]) -> Reply:
+    @serves(requests.Digest)
+    def _digest(self, request: requests.Digest, _buffers: list[Any]) -> dict[str, Any]:
         """Send digests of a variable's parts."""
         from .digests import digests  # noqa: PLC0415  (imports numpy, which would enlarge the nanny before the fork)
 
-        value = self._variable(request.name)
-        return {"status": "missing"} if value is _MISSING else {"status": "ok", "parts": digests(value)}, []
+        value = self._shell.user_ns.get(request.name, _MISSING)
+        return {"status": "missing"} if value is _MISSING else {"parts": digests(value)}
 
-    @serves(Numbers)
-    def _numbers(self, request: Numbers, _buffers: list[Any]) -> Reply:
+    @serves(requests.Numbers)
+    def _numbers(self, request: requests.Numbers, _buffers: list[Any]) -> dict[str, Any] | Reply:
         """Send one part of a variable as numbers."""
         from .digests import numbers  # noqa: PLC0415
 
         # On all ranks: taking apart some models is a collective.
-        array = numbers(self._variable(request.name), request.path)
-        if self._info.rank not in request.ranks:
-            return {"status": "ok", "shelf": None}, []
-        pickled, out = dump_value(array)
-        note, frames = lend(self.shelf, out)
-        return {"status": "ok", "shelf": note}, [pickled, *frames]
+        array = numbers(self._shell.user_ns.get(request.name, _MISSING), request.path)
+        return self.lend(*dump_value(array)) if self._info.rank in request.ranks else {"shelf": None}
 
-    def _variable(self, name: str) -> Any:
-        assert self._shell is not None
-        return self._shell.user_ns.get(name, _MISSING)
-
-
-def _no_reply(_cell: str) -> Reply:
-    raise RuntimeError("this rank has no kernel yet")
+    def lend(self, pickled: bytes, buffers: list[Any]) -> Reply:
+        """Return a pickled value as content and buffers of a reply, with large memory on the shelf."""
+        note, frames = lend(self.shelf, buffers)
+        return {"shelf": note}, [pickled, *frames]
 
 
 def _host_id(rank: int) -> dict[str, str]:

@@ -28,7 +28,6 @@ from traitlets import Type, observe
 from ...features.scripts.in_process import end_child
 from ...protocol.time_limits import REPORT_ERROR_SECONDS
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
-from ..output.sources import find_classes_in_cells
 from ..output.streams import flush_all
 from . import tracebacks
 from .error_chain import has_group
@@ -80,11 +79,6 @@ class RankDisplayHook(ZMQShellDisplayHook):
         self.last_value = result
         super().__call__(result)  # type: ignore[no-untyped-call]
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        """Publish the result's representations; its text is written to the log, too."""
-        self.pub_socket.log_display(format_dict)
-        super().write_format_data(format_dict, md_dict)  # type: ignore[no-untyped-call]
-
 
 class RankShell(ZMQInteractiveShell):
     """A shell that ends its cell, but never the rank's process."""
@@ -105,8 +99,6 @@ class RankShell(ZMQInteractiveShell):
     _reporting_since: float | None = None  # when reporting an error started
     _is_interrupted = False  # an interrupt arrived while an error is reported
     _has_begun = False  # whether the cell's own code has started
-    _transformed: tuple[str | None, str] = (None, "")  # the cell's text, and IPython's transformed text
-    _runs = False  # whether a cell runs; it may run another by run_cell()
     given: Callable[[], dict[str, Any]] = staticmethod(dict)  # the names that every rank has
     is_late: Callable[[], bool]  # returns whether the cell was interrupted before its own code started
 
@@ -124,7 +116,6 @@ class RankShell(ZMQInteractiveShell):
         refuse_questions()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         self.payload_manager.write_payload = refuse_payload  # type: ignore[union-attr]
-        find_classes_in_cells()
         watch_outputs()
 
     def init_prompts(self) -> None:
@@ -137,7 +128,7 @@ class RankShell(ZMQInteractiveShell):
     def clear_state(self, cell: CellStarted) -> None:
         """Clear the state of the cell before."""
         self.execution_count = cell.execution_count
-        self._has_begun, self._transformed = False, (None, "")
+        self._has_begun = False
         self.forget_error()
         self._last_traceback_during_displayhook = False
         self.displayhook.last_value = NO_VALUE
@@ -146,34 +137,18 @@ class RankShell(ZMQInteractiveShell):
             getattr(self.history_manager, name, {}).clear()
 
     def transform_cell(self, raw_cell: str) -> str:
-        """Transform a cell once: ipykernel transforms it to see whether it awaits, and again to run it."""
-        raw, transformed = self._transformed
-        if raw == raw_cell:
-            self._transformed = None, ""
-            return transformed
+        """Transform a cell below the line with the notebook's magic."""
         above = _ABOVE.match(raw_cell)
         assert above is not None  # it also matches the empty string
-        text: str = above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-untyped-call]
-        self._transformed = raw_cell, text
-        return text
+        return above[0] + super().transform_cell(raw_cell[above.end() :])  # type: ignore[no-any-return,no-untyped-call]
 
-    async def run_ast_nodes(
-        self,
-        nodelist: Any,
-        cell_name: str,
-        interactivity: str = "last_expr",
-        compiler: Any = compile,
-        result: Any = None,
-    ) -> bool:
+    async def run_ast_nodes(self, *args: Any, **options: Any) -> bool:
         """Run the statements of a cell; a child that one of them has forked exits after the last."""
-        is_outermost, self._runs = not self._runs, True
         try:
-            return await super().run_ast_nodes(nodelist, cell_name, interactivity, compiler, result)  # type: ignore[no-any-return]
+            return await super().run_ast_nodes(*args, **options)  # type: ignore[no-any-return]
         finally:
-            if is_outermost:
-                self._runs = False
-                if os.getpid() != self._pid:
-                    self._end_child(sys.exc_info()[1] or result.error_in_exec)
+            if self._depth == 1 and os.getpid() != self._pid:  # not of a cell that another one runs
+                self._end_child(sys.exc_info()[1] or options["result"].error_in_exec)
 
     def _end_child(self, error: BaseException | None) -> NoReturn:
         """End a forked process as a script would end, without what the rank does at its own end."""
@@ -259,7 +234,7 @@ class RankShell(ZMQInteractiveShell):
     def report(self) -> Report:
         """Return the report of the error with which the cell has ended."""
         assert self.error is not None
-        if self._report is None or self._report.error is not self.error:
+        if self._report is None or not self.has_report:
             self._report = tracebacks.report(self.error, self)
         return self._report
 

@@ -85,12 +85,9 @@ def _wait_for_command(process: subprocess.Popen[bytes], reader: int) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a command that the nanny has already interrupted, as a terminal would."""
-    try:
-        process.wait(COMMANDS_GRACE_SECONDS)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.terminate()
+    for end in (process.terminate, process.kill):
         try:
             process.wait(COMMANDS_GRACE_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
+            end()
+    process.wait()

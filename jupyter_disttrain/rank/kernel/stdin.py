@@ -53,35 +53,23 @@ def refuse_questions() -> None:
     pdb.Pdb.set_trace = refuse_debugger("pdb.set_trace()")  # type: ignore[method-assign]
     for name in ("interaction", "run", "runeval", "runcall"):
         setattr(pdb.Pdb, name, refuse_debugger("a debugger"))
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin = CellStdin(sys.stdin.detach(), encoding="utf-8", errors="surrogateescape")
-        sys.__stdin__ = sys.stdin  # type: ignore[misc]  # the one before has lost its buffer
+    source = io.BufferedReader(RefusedInput(0, closefd=False))
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(source, "utf-8", "surrogateescape")  # type: ignore[misc]
 
 
-class CellStdin(io.TextIOWrapper):
-    """A rank's ``sys.stdin``: refused in cells; empty for scripts and programs."""
+class RefusedInput(io.FileIO):
+    """A rank's standard input: refused in cells; empty for scripts and programs."""
 
-    def read(self, size: int | None = -1, /) -> str:
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer, as all methods of ``sys.stdin`` do except those that read everything."""
+        self._refuse_in_cells()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
         """Read everything."""
-        _check("sys.stdin.read()")
-        return super().read(size)
+        self._refuse_in_cells()
+        return super().readall()
 
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        """Read a line."""
-        _check("sys.stdin.readline()")
-        return super().readline(size)
-
-    def readlines(self, hint: int = -1, /) -> list[str]:  # type: ignore[override]
-        """Read all lines."""
-        _check("sys.stdin.readlines()")
-        return super().readlines(hint)
-
-    def __next__(self) -> str:  # type: ignore[override]
-        """Read the next line."""
-        _check("reading sys.stdin")
-        return super().__next__()
-
-
-def _check(question: str) -> None:
-    if user_code.is_typed():
-        raise InputOnRankError(question)
+    def _refuse_in_cells(self) -> None:
+        if user_code.is_typed():
+            raise InputOnRankError("reading sys.stdin")

@@ -11,9 +11,9 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from IPython.core import ultratb
 from IPython.core.error import UsageError
 from stack_data.core import RepeatedFrames
 
@@ -21,34 +21,22 @@ from ..interrupts.deferral import INSTALLED, PACKAGE, STANDARD_LIBRARY
 from ..output import user_code
 from ..output.user_code import is_own
 from ..process_group.errors import is_of_group
-from .error_chain import chain, connected, has_group, linked, tree, walk
+from .error_chain import chain, has_group, linked, tree, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
 
 TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
 DETAIL_LIMIT = 2_000  # characters of a note, or of the text of an error that led to this one
 FIRST_FRAMES, LAST_FRAMES = 10, 20  # frames of a traceback; those between are counted
-LONGEST_CYCLE = 8  # functions that call each other in turn
-SHOWN_ROUNDS = 2  # rounds shown of a recursion, besides its last one
+FIRST_LINES, LAST_LINES = 100, 200  # the same of a traceback that is formatted by lines
 CHAINED = 5  # errors that led to this one
 
 _OF_LIBRARY = re.compile(r"/(torch|horovod)/")  # frames that add no information to an error of a group
 _OF_IPYTHON = "/IPython/core/"
 _CODE_FILE = re.compile(r'File "([^"]+)"')
-
-
-class Formatters(Protocol):
-    """The parts of IPython's shell that make a traceback."""
-
-    compile: Any
-    InteractiveTB: Any
-    SyntaxTB: Any
-
-    def is_of_code(self, error: BaseException) -> bool:
-        """Whether code that ran has raised an error, rather than the compiler that read the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +50,7 @@ class Report:
     raised_at: str  # the innermost frame shown; empty without one
 
 
-def report(error: BaseException, shell: Formatters) -> Report:
+def report(error: BaseException, shell: Any) -> Report:
     """Return what is shown of an error."""
     with trimmed(error) as left_out:
         text = text_of(error)
@@ -72,7 +60,7 @@ def report(error: BaseException, shell: Formatters) -> Report:
         return Report(error, shorten(text), lines, _details(error), _innermost(error, shell))
 
 
-def _lines(error: BaseException, shell: Formatters) -> list[str]:
+def _lines(error: BaseException, shell: Any) -> list[str]:
     if type(error) is UsageError:
         return [f"UsageError: {error}"]
     try:
@@ -81,9 +69,12 @@ def _lines(error: BaseException, shell: Formatters) -> list[str]:
         return plain_lines(error, shell)
 
 
-def plain_lines(error: BaseException, shell: Formatters) -> list[str]:
+def plain_lines(error: BaseException, shell: Any) -> list[str]:
     """Return the traceback as the standard library formats it, with cells named as IPython does."""
     lines = "".join(traceback.format_exception(type(error), error, _below_ipython(error))).splitlines()
+    between = len(lines) - FIRST_LINES - LAST_LINES
+    if between > 0:
+        lines[FIRST_LINES:-LAST_LINES] = [f"    [... skipping {between} lines]"]
     return [_CODE_FILE.sub(lambda found: _cell_name(found[1], shell) or found[0], line) for line in lines]
 
 
@@ -95,12 +86,12 @@ def _below_ipython(error: BaseException) -> TracebackType | None:
     return linked(frames)
 
 
-def _cell_name(filename: str, shell: Formatters) -> str:
+def _cell_name(filename: str, shell: Any) -> str:
     """Return ``Cell In[3]`` for the name under which a cell is compiled; empty for any other file."""
     return " ".join(shell.compile.format_code_name(filename) or ())
 
 
-def _ipython_lines(error: BaseException, shell: Formatters) -> list[str]:
+def _ipython_lines(error: BaseException, shell: Any) -> list[str]:
     made: Any
     if isinstance(error, SyntaxError):
         frames: Any = traceback.extract_tb(_below_ipython(error)) if shell.is_of_code(error) else []
@@ -149,7 +140,7 @@ def _details(error: BaseException) -> list[str]:
     return [shorten(detail, DETAIL_LIMIT) for detail in details]
 
 
-def _innermost(error: BaseException, shell: Formatters) -> str:
+def _innermost(error: BaseException, shell: Any) -> str:
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -157,7 +148,8 @@ def _innermost(error: BaseException, shell: Formatters) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     name = _cell_name(code.co_filename, shell) or code.co_filename
-    return f"{name}, line {trace.tb_lineno}, in {_name(trace.tb_frame)}"
+    function = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no co_qualname
+    return f"{name}, line {trace.tb_lineno}, in {function}"
 
 
 def is_of_user(filename: str) -> bool:
@@ -170,7 +162,6 @@ def is_of_user(filename: str) -> bool:
 # Which frames are shown
 
 _KEPT = ("__traceback__", "__cause__", "__context__", "__suppress_context__")
-_gaps: dict[int, str] = {}  # by the id of a frame: text for the frames left out after it
 
 
 def _set(error: BaseException, name: str, value: Any) -> None:
@@ -185,8 +176,8 @@ def trimmed(error: BaseException) -> Iterator[int]:
     process group none of the library: these show only how a rank was stopped or released. They are also slow to show:
     IPython parses each file that a frame is in and colours its whole scope.
     """
-    before = [(link, [getattr(BaseException, name).__get__(link) for name in _KEPT]) for link in connected(error)]
-    gaps = dict(_gaps)
+    links = list(tree(error, hidden=True))
+    before = [(link, [getattr(BaseException, name).__get__(link) for name in _KEPT]) for link in links]
     try:
         left_out = _cut_chain(error)
         _cut_below_own(error)
@@ -197,14 +188,12 @@ def trimmed(error: BaseException) -> Iterator[int]:
                 frames = _from_first(frames, is_own) or frames
             elif link is error:
                 frames = _without_wrapper(frames)
-            _set(link, "__traceback__", _joined(frames))
+            _set(link, "__traceback__", linked([trace for trace in frames if not _file(trace).startswith(PACKAGE)]))
         yield left_out
     finally:
         for link, values in before:
             for name, value in zip(_KEPT, values, strict=True):
                 _set(link, name, value)
-        _gaps.clear()
-        _gaps.update(gaps)
 
 
 def _cut_chain(error: BaseException) -> int:
@@ -257,58 +246,10 @@ def _file(trace: TracebackType) -> str:
     return trace.tb_frame.f_code.co_filename
 
 
-def _name(frame: FrameType) -> str:
-    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has no co_qualname
-
-
-def _joined(frames: list[TracebackType]) -> TracebackType | None:
-    """Make a traceback of the frames that are shown, and record where frames are left out."""
-    frames = [trace for trace in frames if not _file(trace).startswith(PACKAGE)]
-    shown, at = [], 0
-    keys = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in frames]
-    while at < len(frames):
-        length, rounds = _cycle(keys, at)
-        if rounds <= SHOWN_ROUNDS + 1:
-            shown.append(frames[at])
-            at += 1
-            continue
-        left_out = rounds - SHOWN_ROUNDS - 1
-        shown += frames[at : at + SHOWN_ROUNDS * length]
-        names = (f"{_name(trace.tb_frame)} at line {trace.tb_lineno}" for trace in frames[at : at + length])
-        _gaps[id(shown[-1].tb_frame)] = f"similar frames: {', '.join(f'{name} ({left_out} times)' for name in names)}"
-        shown += frames[at + (rounds - 1) * length : at + rounds * length]
-        at += rounds * length
-    if len(shown) > FIRST_FRAMES + LAST_FRAMES:
-        between = len(shown) - FIRST_FRAMES - LAST_FRAMES
-        shown = [*shown[:FIRST_FRAMES], *shown[-LAST_FRAMES:]]
-        _gaps[id(shown[FIRST_FRAMES - 1].tb_frame)] = f"{between} frames"
-    return linked(shown)
-
-
-def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
-    """Return how many frames, from this one on, are repeated, and how often they occur."""
-    best = 1, 1
-    for length in range(1, LONGEST_CYCLE + 1):
-        rounds, cycle = 1, keys[at : at + length]
-        while keys[at + rounds * length : at + (rounds + 1) * length] == cycle:
-            rounds += 1
-        if rounds > SHOWN_ROUNDS + 1:
-            return length, rounds
-    return best
-
-
-class _Gap(RepeatedFrames):
-    """Stands for left-out frames among those that IPython formats."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__([], [])
-        self.text = text
-
-
 def trim_all(formatter: Any) -> None:
-    """Make IPython's traceback formatter trim what it formats, and note where frames are left out."""
-    get_records, format_record = formatter.get_records, formatter.format_record
+    """Make IPython's traceback formatter trim what it formats; it counts the frames of a recursion itself."""
     structured_traceback = formatter.structured_traceback
+    get_records, format_record = formatter.get_records, formatter.format_record
 
     def trim(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **options: Any) -> Any:
         if error is None or trace is not error.__traceback__:
@@ -316,18 +257,15 @@ def trim_all(formatter: Any) -> None:
         with trimmed(error):
             return structured_traceback(kind, error, error.__traceback__, *args, **options)
 
-    def with_gaps(*args: Any, **options: Any) -> list[Any]:
-        records = []
-        for record in get_records(*args, **options):
-            records.append(record)
-            text = _gaps.get(id(record.frame))
-            if text is not None and record.frame is not None:
-                records.append(ultratb.FrameInfo("", "", 0, None, None, sd=_Gap(text)))  # type: ignore[attr-defined]
+    def bounded(*args: Any, **options: Any) -> list[Any]:
+        records: list[Any] = get_records(*args, **options)
+        between = len(records) - FIRST_FRAMES - LAST_FRAMES
+        if between > 0:  # formatting one takes long: its file is parsed
+            gap = SimpleNamespace(_sd=RepeatedFrames([], []), gap=f"    [... skipping {between} frames]\n")
+            records[FIRST_FRAMES:-LAST_FRAMES] = [gap]
         return records
 
     def format_gap(record: Any) -> str:
-        if isinstance(record._sd, _Gap):  # noqa: SLF001
-            return f"    [... skipping {record._sd.text}]\n"  # noqa: SLF001
-        return str(format_record(record))
+        return getattr(record, "gap", None) or str(format_record(record))
 
-    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, with_gaps, format_gap
+    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, bounded, format_gap

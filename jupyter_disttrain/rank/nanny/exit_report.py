@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ class ExitReport:
         self._pid = pid
         self._crash_file = wire.crash_file
         self._stack_file = wire.stack_file
-        self._stderr_tail: deque[bytes] = deque()
+        self._stderr_tail = b""
         self._kills_before = _out_of_memory_kills()
         self._counted_at = time.monotonic()
         self._asked = False  # whether the stack was requested before
@@ -46,13 +45,11 @@ class ExitReport:
 
     def add_stderr(self, chunk: bytes) -> None:
         """Keep the end of the rank's stderr."""
-        self._stderr_tail.append(without_noise(chunk)[-TAIL_BYTES:])
-        while sum(map(len, self._stderr_tail)) > 2 * TAIL_BYTES and len(self._stderr_tail) > 1:
-            self._stderr_tail.popleft()
+        self._stderr_tail = (self._stderr_tail + without_noise(chunk))[-TAIL_BYTES:]
 
     def begin_cell(self) -> None:
         """Discard what happened before the cell; the host's counter is read at most every ``COUNT_SECONDS``."""
-        self._stderr_tail.clear()
+        self._stderr_tail = b""
         if time.monotonic() - self._counted_at > COUNT_SECONDS:
             self._kills_before = _out_of_memory_kills()
             self._counted_at = time.monotonic()
@@ -74,19 +71,9 @@ class ExitReport:
         return os.pread(self._crash_file, TAIL_BYTES, 0)
 
     def death(self, engine: str, status: int, usage: resource.struct_rusage, *, expected: bool) -> RankDeath:
-        """Return the report of the rank's exit.
-
-        Parameters
-        ----------
-        engine
-            The identity of the rank's sockets.
-        status, usage
-            As ``os.wait4`` returns them.
-        expected
-            Whether the rank was asked to exit.
-        """
+        """Return the report of the rank's exit from what ``os.wait4`` returned; ``expected``: it was asked to exit."""
         code = os.waitstatus_to_exitcode(status)
-        tail = b"".join(self._stderr_tail)[-TAIL_BYTES:].decode(errors="replace")
+        tail = self._stderr_tail.decode(errors="replace")
         crash = self.crash().decode(errors="replace")
         # A library that can't continue without its descriptors aborts, and the crash report's descriptor is closed
         # too.

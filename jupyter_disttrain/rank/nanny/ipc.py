@@ -11,18 +11,18 @@ GIL or dies, and no thread of the rank handles its output.
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
+import json
+import marshal
 import mmap
 import os
-import resource
 import socket
 import struct
 import tempfile
 import termios
 import threading
 import time
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
@@ -34,66 +34,38 @@ if TYPE_CHECKING:
 
     from ...protocol.messages import RankVitals
 
-# By the least limit of open files: lower descriptor numbers are left for cells, as far as the rank opens files before
-# the first cell.
-CELLS_DESCRIPTORS = {2048: 1024, 512: 64, 0: 0}
 PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
-HEADER = struct.Struct("!c8sII")  # kind, token, number of frames, bytes of all frames with their lengths
+LENGTH = struct.Struct("!Q")  # bytes of the frame group that follows
 TOKEN_SIZE = 8
-LENGTH = struct.Struct("!I")
 SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
 BUSY = 8  # shared page: 1 while the nanny handles output
-IN_USE = 9  # shared page: 1 while the rank serves a request
 INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
-USES = struct.Struct("=Q")  # shared page, offset 16: requests that the rank has served
+USES = struct.Struct("=Q")  # shared page: the beginnings and ends of requests that the rank has served
 USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
 
 # The kinds of frame groups that a rank sends.
-PLACED = b"P"  # a signed message for the client, published between the output printed before it and after it
+PLACED = b"P"  # a signed message for the client, published in its place among the output; a status ends the cell
 CELL_BEGIN = b"B"  # a cell's header: output from now on belongs to this cell
-CELL_END = b"E"  # a signed message that ends the cell
 SAMPLES = b"M"  # samples of ``log_metrics``, for the file and the client
 LATE = b"L"  # output of an earlier cell's thread or task: that cell's header, the stream, the text
-LOGGED = b"T"  # text for the log only: the text form of a display
 IDENTITY = b"I"  # JSON: the rank's identity, the path of its log
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """Both ends; made before the fork, then each side closes the other side's."""
 
-    stdout_read: int
-    stdout_write: int
-    stderr_read: int
-    stderr_write: int
-    rank_socket: socket.socket
-    nanny_socket: socket.socket
-    page: mmap.mmap
-    stack_file: int  # an anonymous file: Python writes the current stack here on request, without the GIL
-    crash_file: int  # an anonymous file: Python's report of a crash in C code, which the nanny reads afterwards
-    lock_file: int  # an anonymous file: its lock keeps messages of the rank's child processes from interleaving
-
-    @classmethod
-    def make(cls) -> Wire:
-        """Make the pipes, the sockets and the page."""
-        stdout_read, stdout_write = os.pipe()
-        stderr_read, stderr_write = os.pipe()
-        for end in (stdout_write, stderr_write):
-            _enlarge(end)
-        rank_socket, nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(
-            stdout_read=stdout_read,
-            stdout_write=stdout_write,
-            stderr_read=stderr_read,
-            stderr_write=stderr_write,
-            rank_socket=rank_socket,
-            nanny_socket=nanny_socket,
-            page=mmap.mmap(-1, mmap.PAGESIZE),
-            stack_file=_anonymous_file(),
-            crash_file=_anonymous_file(),
-            lock_file=_anonymous_file(),
-        )
+    def __init__(self) -> None:
+        self.stdout_read, self.stdout_write = os.pipe()
+        self.stderr_read, self.stderr_write = os.pipe()
+        for end in (self.stdout_write, self.stderr_write):
+            with suppress(PermissionError):  # the user's limit of pipe memory is reached: this only costs speed
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        self.rank_socket, self.nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.page = mmap.mmap(-1, mmap.PAGESIZE)
+        self.stack_file = _anonymous_file()  # Python writes the current stack here on request, without the GIL
+        self.crash_file = _anonymous_file()  # Python's report of a crash in C code, which the nanny reads afterwards
+        self.lock_file = _anonymous_file()  # its lock keeps messages of the rank's child processes from interleaving
 
     def become_nanny(self) -> None:
         """Keep only the nanny's ends."""
@@ -103,19 +75,16 @@ class Wire:
         for end in (self.stdout_read, self.stderr_read):
             os.set_blocking(end, False)
 
-    def become_rank(self) -> Wire:
+    def become_rank(self) -> None:
         """Keep the rank's ends and make them file descriptors 1 and 2; nothing can be read from 0.
 
         The reading ends stay open too: asking them for the unread bytes needs no system call of the nanny. The writing
-        ends stay open to restore 1 and 2 where a cell closes them. All are moved past the numbers that cells use.
+        ends stay open to restore 1 and 2 where a cell closes them.
         """
         self.nanny_socket.close()
         restore_input()
         os.dup2(self.stdout_write, 1)
         os.dup2(self.stderr_write, 2)
-        names = ("stdout_read", "stdout_write", "stderr_read", "stderr_write", "stack_file", "crash_file", "lock_file")
-        moved: dict[str, Any] = {name: _move(getattr(self, name)) for name in names}
-        return replace(self, rank_socket=socket.socket(fileno=_move(self.rank_socket.detach())), **moved)
 
     def wait_read(self, descriptor: int) -> None:
         """Wait, on the rank, until the nanny has read what was written to 1 or 2."""
@@ -132,50 +101,8 @@ def restore_input() -> None:
     os.set_inheritable(0, True)
 
 
-def _move(descriptor: int) -> int:
-    """Move a file descriptor to a number past those that cells use."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _cells_descriptors())
-    os.close(descriptor)
-    return moved
-
-
-class ReservedDescriptors:
-    """Hold the low file descriptors, so that what the rank opens before the first cell gets higher ones.
-
-    Programs that become daemons close all descriptors that they may have inherited; the rank's own are not among them.
-    """
-
-    def __init__(self) -> None:
-        self._taken: list[int] = []
-        self.take()
-
-    def take(self) -> None:
-        """Open all low descriptors that are free."""
-        while not self._taken or self._taken[-1] < _cells_descriptors() - 1:
-            self._taken.append(os.open(os.devnull, os.O_RDONLY))
-
-    def free(self) -> None:
-        """Close them, so that the user's code can use them."""
-        while self._taken:
-            os.close(self._taken.pop())
-
-    @contextlib.contextmanager
-    def freed(self) -> Iterator[None]:
-        """Close them for a while: ``select()`` accepts no higher ones."""
-        self.free()
-        try:
-            yield
-        finally:
-            self.take()
-
-
-def _cells_descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return next(count for least, count in CELLS_DESCRIPTORS.items() if soft >= least or soft == resource.RLIM_INFINITY)
-
-
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """Wait a short time for the nanny; a busy nanny may cost the order of output, but no hang."""
+    """Wait a short time for the nanny: if it is busy, output may lose its order, but nothing hangs."""
     deadline = time.monotonic() + WIRE_PATIENCE_SECONDS
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.00002)
@@ -189,13 +116,6 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def _enlarge(pipe_end: int) -> None:
-    try:
-        fcntl.fcntl(pipe_end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    except PermissionError:
-        return  # the user's limit of pipe memory is reached; the default size only costs speed
-
-
 class RankEnd:
     """The rank's end: send frame groups, and report whether there was output."""
 
@@ -203,6 +123,7 @@ class RankEnd:
         self._wire = wire
         self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
         self._sent = 0
+        self._mark = self._position()
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -214,26 +135,27 @@ class RankEnd:
         An interrupt may end the call, but never leaves half a group on the socket, which would make what follows
         unreadable.
         """
-        views = [PickleBuffer(frame).raw() for frame in frames]  # as plain bytes, whatever shape a buffer has
-        parts: list[Any] = []
-        for view in views:
-            parts += (LENGTH.pack(view.nbytes), view)
-        size = sum(view.nbytes + LENGTH.size for view in views)
         token = os.urandom(TOKEN_SIZE)
-        parts.insert(0, HEADER.pack(kind, token, len(views), size))
-        if HEADER.size + size <= ATOMIC_BYTES:
-            self._exchange(kind, token, parts)
+        # As plain bytes, whatever shape a buffer has.
+        group = marshal.dumps((kind, token, [PickleBuffer(frame).raw() for frame in frames]))
+        data = LENGTH.pack(len(group)) + group
+        if len(data) <= ATOMIC_BYTES:
+            self._exchange(kind, token, data)
         else:
             # Signal handlers, which may raise, run on the main thread only.
-            sender = threading.Thread(target=self._exchange, args=(kind, token, parts), name="disttrain send")
+            sender = threading.Thread(target=self._exchange, args=(kind, token, data), name="disttrain send")
             sender.start()
             sender.join()
 
-    def _exchange(self, kind: bytes, token: bytes, parts: list[Any]) -> None:
+    def send_identity(self, identity: dict[str, Any]) -> None:
+        """Send what the nanny has to know of the rank, or a part of it."""
+        self.send(IDENTITY, [json.dumps(identity).encode()])
+
+    def _exchange(self, kind: bytes, token: bytes, data: bytes) -> None:
         with self._lock:
             try:
                 fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
-                _send_all(self._wire.rank_socket, parts)
+                self._wire.rank_socket.sendall(data)
                 if kind == PLACED:
                     # No output may follow until the nanny has read the output before it.
                     self._wait_for(token)
@@ -252,30 +174,38 @@ class RankEnd:
             if returned in (token, b""):
                 return
 
-    @property
-    def mark(self) -> tuple[int, int]:
-        """A point in the output so far, for :meth:`is_silent_since`."""
+    def _position(self) -> tuple[int, int]:
+        """Return the point in the output that the nanny has reached."""
         return self._sent, SEEN.unpack_from(self._wire.page)[0]
 
-    def begin_use(self) -> None:
-        """Mark that a request is being served."""
-        self._wire.page[IN_USE] = 1
+    def _is_all_handled(self) -> bool:
+        # The nanny raises its flag before it reads.
+        is_all_read = not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+        return is_all_read and not self._wire.page[BUSY]
 
-    def end_use(self) -> None:
-        """Mark that the request was served, and count it."""
-        self._wire.page[IN_USE] = 0
-        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
-
-    def clear_interrupted(self) -> None:
-        """Clear the mark that the cell was interrupted."""
+    def begin_cell(self, header: bytes) -> None:
+        """Have the nanny handle the output so far, and attribute what follows to the cell of this header."""
+        _wait_until(self._is_all_handled)
+        self._mark = self._position()
         self._wire.page[INTERRUPTED] = 0
+        self.send(CELL_BEGIN, [header])
 
-    def wait_until_handled(self) -> None:
-        """Wait until the nanny has handled the output so far."""
-        _wait_until(lambda: self._is_all_read() and not self._wire.page[BUSY])
+    @property
+    def is_silent(self) -> bool:
+        """Whether there was no output since the cell began."""
+        return self._is_all_handled() and self._position() == self._mark  # in this order: it counts after reading
 
-    def _is_all_read(self) -> bool:
-        return not (_unread(self._wire.stdout_read) or _unread(self._wire.stderr_read))
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Mark for the duration of the block that a request is being served."""
+        self._count_use()
+        try:
+            yield
+        finally:
+            self._count_use()
+
+    def _count_use(self) -> None:
+        USES.pack_into(self._wire.page, USES_AT, USES.unpack_from(self._wire.page, USES_AT)[0] + 1)
 
     @property
     def was_interrupted(self) -> bool:
@@ -286,29 +216,11 @@ class RankEnd:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
 
-    def is_silent_since(self, mark: tuple[int, int]) -> bool:
-        """Whether there was no output since ``mark``.
-
-        The order of the checks matters: the nanny raises its flag before it reads, and counts after reading.
-        """
-        return self._is_all_read() and not self._wire.page[BUSY] and self.mark == mark
-
 
 def _unread(pipe_end: int) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(pipe_end, termios.FIONREAD, count)
     return count[0]
-
-
-def _send_all(sock: socket.socket, parts: list[Any]) -> None:
-    # sendmsg takes at most 1024 parts and may send only some of the bytes.
-    while parts:
-        sent = sock.sendmsg(parts[:512])
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts[0])
-            parts.pop(0)
-        if sent:
-            parts[0] = memoryview(parts[0])[sent:]
 
 
 class NannyEnd:
@@ -346,30 +258,21 @@ class NannyEnd:
 
     def _take(self) -> list[tuple[bytes, bytes, list[bytes]]]:
         groups = []
-        start = 0
-        while len(self._data) - start >= HEADER.size:
-            kind, token, count, size = HEADER.unpack_from(self._data, start)
-            end = start + HEADER.size + size
+        while len(self._data) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
             if len(self._data) < end:
                 break
-            at, frames = start + HEADER.size, []
-            for _ in range(count):
-                (length,) = LENGTH.unpack_from(self._data, at)
-                at += LENGTH.size
-                frames.append(bytes(self._data[at : at + length]))
-                at += length
-            groups.append((kind, token, frames))
-            start = end
-        del self._data[:start]
+            groups.append(marshal.loads(self._data[LENGTH.size : end]))  # noqa: S302  (makes bytes, runs no code)
+            del self._data[:end]
         return groups
 
     def status(self) -> RankVitals | None:
         """Return the rank's last heartbeat and activity."""
         return status_page.read(self._page)
 
-    def uses(self) -> tuple[bool, int]:
-        """Whether the rank serves a request, and how many it has served."""
-        return bool(self._page[IN_USE]), USES.unpack_from(self._page, USES_AT)[0]
+    def uses(self) -> int:
+        """Return how many beginnings and ends of requests the rank has counted; odd while it serves one."""
+        return int(USES.unpack_from(self._page, USES_AT)[0])
 
     def set_busy(self, busy: bool) -> None:
         """Mark that output is being handled."""

@@ -29,33 +29,22 @@ from jupyter_client.session import Session
 from ...features.telemetry.rank.metrics_writer import MetricsFile
 from ...features.telemetry.rank.process_stats import Vitals
 from ...process_table import runs
+from ...protocol import requests
 from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
 from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
 from ...protocol.metric_blocks import unpack
-from ...protocol.requests import (
-    AcknowledgeNannyHello,
-    End,
-    Handlers,
-    Interrupt,
-    Ping,
-    Publish,
-    RepeatHello,
-    Replay,
-    Signal,
-    Stack,
-)
+from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_REPEAT_SECONDS, NAP_SECONDS
 from ...rank_sessions import HeldSession, end_abandoned
-from ..startup.announce import Hellos
+from ..startup.connection import Hellos
 from ..startup.startup_args import write_whole
-from .activity import ActivityReporter
 from .controller_watch import ClusterWatch, open_probe
 from .exit_report import ExitReport
-from .ipc import CELL_BEGIN, CELL_END, IDENTITY, LATE, LOGGED, PLACED, SAMPLES, NannyEnd, Wire, read_all
+from .ipc import CELL_BEGIN, IDENTITY, LATE, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
 from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
-from .publish import SideChannel
+from .publish import ActivityReporter, SideChannel
 from .replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
@@ -64,8 +53,6 @@ if TYPE_CHECKING:
 
     from ..startup.connection import Connection
 
-
-Reply = tuple[dict[str, Any], list[Any]]  # content beyond the status, buffers
 
 serves = Handlers()
 
@@ -107,7 +94,7 @@ class Nanny:
         self._pub = connection.connect(self._context.socket(zmq.XPUB), "iopub", SNDHWM=0, LINGER=2000)
         self._out = ReplayBuffer(self._pub, keeps=bool(os.environ.get(KEEP)))
         self._side_channel = SideChannel(self._pub, self._session)
-        self._use = ActivityReporter(self._wire, self._side_channel.publish_use)
+        self._use = ActivityReporter(self._wire, self._side_channel)
         self._vitals = Vitals(self._pid, self._wire, self._wake, self._side_channel.publish_figures)
         self._control = connection.connect(
             self._context.socket(zmq.ROUTER),
@@ -151,7 +138,7 @@ class Nanny:
         handlers: dict[Any, Callable[[], None]] = {
             self._wake_read.fileno(): self._on_wake,
             self._wire.socket.fileno(): self._on_wire,
-            **dict.fromkeys(self._pipes, self._on_pipe),
+            **dict.fromkeys(self._pipes, functools.partial(self._read_pipes, self._on_wire)),
             self._pub: self._on_subscription,
             self._cluster.monitor: self._cluster.read_event,
             self._control: functools.partial(self._on_control, self._control),
@@ -236,39 +223,24 @@ class Nanny:
 
     # Output of the rank
 
-    def _read_pipes(self) -> None:
-        """Read and handle what the pipes hold; the busy flag shows the rank that output is being handled."""
-        self._wire.set_busy(True)
-        try:
-            self._take_from_pipes()
-            self._handle_taken()
-        finally:
-            self._wire.set_busy(False)
+    def _read_pipes(self, before: Callable[[], None] = lambda: None) -> None:
+        """Read what the pipes hold, and handle it after calling ``before``; the busy flag shows this to the rank.
 
-    def _on_pipe(self) -> None:
-        """Read the pipes; the rank may have sent the start of a cell just before it wrote what is in them.
-
-        The rank sends that start once the pipes are empty and the busy flag is down, so nothing in the pipes precedes
-        it.
+        The rank may have sent the start of a cell just before it wrote what is in the pipes. It sends that start once
+        the pipes are empty and the busy flag is down, so nothing in the pipes precedes it.
         """
         self._wire.set_busy(True)
         try:
-            self._take_from_pipes()
-            self._on_wire()
-            self._handle_taken()
+            self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
+            before()
+            taken, self._taken = self._taken, []
+            for name, chunk in taken:
+                self._wire.count(len(chunk))
+                if name == "stderr":
+                    self._exit_report.add_stderr(chunk)
+                self._output.add(name, chunk)
         finally:
             self._wire.set_busy(False)
-
-    def _take_from_pipes(self) -> None:
-        self._taken += [(name, chunk) for pipe, name in self._pipes.items() for chunk in read_all(pipe)]
-
-    def _handle_taken(self) -> None:
-        taken, self._taken = self._taken, []
-        for name, chunk in taken:
-            self._wire.count(len(chunk))
-            if name == "stderr":
-                self._exit_report.add_stderr(chunk)
-            self._output.add(name, chunk)
 
     def _on_wire(self) -> None:
         groups = self._wire.receive()
@@ -278,13 +250,8 @@ class Nanny:
                 self._on_closed_wire()
             return
         for kind, token, frames in groups:
-            if kind in (PLACED, CELL_END):
-                # Output written before this message is in the pipes by now, so it goes first.
-                self._read_pipes()
-                self._output.flush(end_of_cell=kind == CELL_END)
-                self._out.send_multipart(frames)
-                if kind == PLACED:
-                    self._wire.give_back(token)
+            if kind == PLACED:
+                self._on_message(token, frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
             else:
@@ -301,13 +268,22 @@ class Nanny:
         """Handle a frame group that has no position within the cell's output."""
         if kind == LATE:
             self._output.add_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
-        elif kind == LOGGED:
-            self._read_pipes()  # first the output printed before it
-            self._log.write(frames[0], "stdout")
         elif kind == SAMPLES:
-            self._on_metrics(bytes(frames[0]))
+            self._on_metrics(frames[0])
         elif kind == IDENTITY:
             self._on_identity(self._session.unpack(frames[0]))
+
+    def _on_message(self, token: bytes, frames: list[bytes]) -> None:
+        """Publish a message, and write the text form of a display or a result to the log."""
+        self._read_pipes()  # output written before this message is in the pipes by now, so it goes first
+        _, parts = self._session.feed_identities(frames)
+        msg_type = self._session.unpack(parts[1])["msg_type"]
+        self._output.flush(end_of_cell=msg_type == "status")
+        self._out.send_multipart(frames)
+        self._wire.give_back(token)
+        if msg_type in ("display_data", "execute_result"):
+            text = str(self._session.unpack(parts[4]).get("data", {}).get("text/plain", ""))
+            self._log.write(f"{text}\n".encode() if text else b"", "stdout")
 
     def _on_cell(self, header: dict[str, Any]) -> None:
         self._out.begin_cell()
@@ -319,7 +295,7 @@ class Nanny:
             signal_main_thread(self._pid, signal.SIGINT)
 
     def _on_identity(self, identity: dict[str, Any]) -> None:
-        self._engine = self._side_channel.engine = identity["engine"]
+        self._engine = self._side_channel.engine = identity.get("engine", self._engine)
         self._hub_id = identity.get("hub_id", self._hub_id)
         if identity.get("log_path"):
             self._hellos.is_known = True
@@ -356,61 +332,52 @@ class Nanny:
             message = self._session.deserialize(parts)
         except (ValueError, TypeError):
             return  # not signed with our key: every process on this host can reach the controller's ports
-        content: dict[str, Any] = {"status": "ok"}
-        frames: list[Any] = []
         try:
-            reply, frames = serves.serve(self, message["content"])
-            content |= reply
+            content, frames = serves.serve(self, message["content"])
         except Exception as error:  # noqa: BLE001  (the rank lives as long as this process, so nothing may end it)
-            content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
+            content, frames = {"status": "error", "reason": f"{type(error).__name__}: {error}"}, []
         self._session.send(sock, "nanny_reply", content, parent=message, ident=idents, buffers=frames)
 
-    @serves(Signal)
-    def _pass_signal(self, request: Signal) -> Reply:
+    @serves(requests.Signal)
+    def _pass_signal(self, request: requests.Signal) -> None:
         self._signal(request.number)
-        return {}, []
 
-    @serves(Interrupt)
-    def _interrupt(self, request: Interrupt) -> Reply:
+    @serves(requests.Interrupt)
+    def _interrupt(self, request: requests.Interrupt) -> None:
         """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
         if self._output.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
             interrupt(self._pid)
         else:
             self._interrupt_at = request.cell
-        return {}, []
 
-    @serves(End)
-    def _end(self, _request: End) -> Reply:
+    @serves(requests.End)
+    def _end(self, _request: requests.End) -> None:
         self._begin_end()
-        return {}, []
 
-    @serves(AcknowledgeNannyHello)
-    def _acknowledge_hello(self, _request: AcknowledgeNannyHello) -> Reply:
+    @serves(requests.AcknowledgeNannyHello)
+    def _acknowledge_hello(self, _request: requests.AcknowledgeNannyHello) -> None:
         self._hellos.delay()
-        return {}, []
 
-    @serves(RepeatHello)
-    def _repeat_hello(self, _request: RepeatHello) -> Reply:
+    @serves(requests.RepeatHello)
+    def _repeat_hello(self, _request: requests.RepeatHello) -> None:
         self._publish_record(self._hello())
-        return {}, []
 
-    @serves(Publish)
-    def _publish_for(self, request: Publish) -> Reply:
+    @serves(requests.Publish)
+    def _publish_for(self, request: requests.Publish) -> None:
         self._side_channel.publish(request.record_type, request.content)
-        return {}, []
 
-    @serves(Replay)
-    def _replay(self, _request: Replay) -> Reply:
+    @serves(requests.Replay)
+    def _replay(self, _request: requests.Replay) -> Reply:
         return self._out.dump()
 
-    @serves(Ping)
-    def _ping(self, request: Ping) -> Reply:
-        return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}, []
+    @serves(requests.Ping)
+    def _ping(self, request: requests.Ping) -> dict[str, Any]:
+        return {"gone": [pid for pid, started in request.nannies if not runs(pid, started)]}
 
-    @serves(Stack)
-    def _stack(self, _request: Stack) -> Reply:
-        return {"stack": self._exit_report.stack()}, []
+    @serves(requests.Stack)
+    def _stack(self, _request: requests.Stack) -> dict[str, Any]:
+        return {"stack": self._exit_report.stack()}
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it

@@ -18,17 +18,11 @@ LIMIT_BYTES = 16 << 20
 
 
 class ReplayBuffer:
-    """Publish on a socket and keep the messages since the cell began; beyond ``LIMIT_BYTES`` the oldest are dropped.
-
-    Parameters
-    ----------
-    keeps
-        Whether to keep messages, because a client may attach later; otherwise only publish.
-    """
+    """Publish on a socket and keep the messages since the cell began; beyond ``LIMIT_BYTES`` the oldest are dropped."""
 
     def __init__(self, socket: zmq.Socket[bytes], *, keeps: bool) -> None:
         self._socket = socket
-        self.keeps = keeps
+        self.keeps = keeps  # a client may attach later; otherwise only publish
         self._kept: deque[list[bytes]] = deque()
         self._size = 0
         self._lost = 0

@@ -1,56 +1,43 @@
 """Provide the rank's iopub "socket": published messages go to the nanny, in order with the printed output.
 
-Covers: the few socket methods that IPython's kernel calls.
+Covers: the few socket methods that IPython's kernel calls; lone surrogates in the user's text, e.g. half an emoji or a
+file name that is not valid text, which UTF-8 can't encode and so no JSON message can carry.
+Does not cover: printed text (``streams``), values that are pickled (``protocol.serialization``).
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
+from jupyter_client.jsonutil import json_default
+
 from ..kernel import cell_threads
-from ..nanny.ipc import CELL_BEGIN, CELL_END, LATE, LOGGED, PLACED, RankEnd
+from ..nanny.ipc import LATE, PLACED, RankEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..cell_started import CellStarted
     from .streams import Turns
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 class Publisher:
-    """Accept messages as a zmq socket would.
-
-    Parameters
-    ----------
-    rank_end
-        Where they are sent.
-    turns
-        Lock and order of the printed output.
-    pack
-        Packs a header as the session does.
-    """
+    """Accept messages as a zmq socket would; ``pack`` packs a header as the session does."""
 
     def __init__(self, rank_end: RankEnd, turns: Turns, pack: Callable[[dict[str, Any]], bytes]) -> None:
-        self._rank_end = rank_end
-        self._turns = turns
-        self._pack = pack
-        self._mark = rank_end.mark  # the point in the output at which the cell began
-        self._kind = PLACED
+        self._rank_end, self._turns, self._pack = rank_end, turns, pack
 
     def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
         """Send a message; returns when the nanny's socket has taken it."""
-        self._rank_end.send(self._kind, [getattr(frame, "buffer", frame) for frame in frames])
+        self._rank_end.send(PLACED, [getattr(frame, "buffer", frame) for frame in frames])
 
     def send_late(self, header: dict[str, Any], stream: str, data: bytes) -> None:
         """Send text for an earlier cell, without waiting for the nanny."""
         self._rank_end.send(LATE, [self._pack(header), stream.encode(), data])
-
-    def log_display(self, data: dict[str, Any]) -> None:
-        """Write the text form of a display to the rank's log; the display itself is sent next, and waited for."""
-        text = str(data.get("text/plain", ""))
-        if text:
-            self._rank_end.send(LOGGED, [f"{text}\n".encode("utf-8", "backslashreplace")])
 
     def flush(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: nothing is buffered."""
@@ -63,37 +50,18 @@ class Publisher:
         """
         header = self._pack(cell.header)
         with self._turns.lock:
-            self._turns.send_rest()
             cell_threads.attribute_to(cell.header)
-            self._rank_end.wait_until_handled()
-            self._mark = self._rank_end.mark
-            self._rank_end.clear_interrupted()
-            self._rank_end.send(CELL_BEGIN, [header])
+            self._rank_end.begin_cell(header)
 
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether the cell was interrupted, even if the cell caught the interrupt."""
-        return self._rank_end.was_interrupted
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Mark for the duration of the block that a request is being served."""
-        self._rank_end.begin_use()
+def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return a function that packs messages like ``pack``, and escapes what ``pack`` can't encode, as on stdout."""
+
+    def pack_any(message: Any) -> bytes:
         try:
-            yield
-        finally:
-            self._rank_end.end_use()
+            return pack(message)
+        except UnicodeEncodeError:
+            text = json.dumps(message, default=json_default, ensure_ascii=False)
+            return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):x}", text).encode()
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing was printed or published since the cell began."""
-        return self._rank_end.is_silent_since(self._mark)
-
-    @contextmanager
-    def ending_cell(self) -> Iterator[None]:
-        """Mark the message sent within as the cell's last."""
-        self._kind = CELL_END
-        try:
-            yield
-        finally:
-            self._kind = PLACED
+    return pack_any

@@ -89,8 +89,6 @@ class RankDisplayPublisher(ZMQDisplayPublisher):
         cell = earlier_cell()
         if cell is not None:
             self._parent_header.set(cell)  # the parent header of this thread or task, which displays for no other cell
-        if not update:
-            self.pub_socket.log_display(data)
         super().publish(data, metadata, transient=transient, update=update, **options)  # type: ignore[no-untyped-call]
 
     def clear_output(self, wait: bool = False) -> None:

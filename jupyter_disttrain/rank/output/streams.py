@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..kernel.cell_threads import earlier_cell
@@ -36,13 +37,12 @@ _Place = tuple[int, int, int]
 
 
 class Turns:
-    """Order the output of the two streams; one lock for both, since each may have to finish the other's text."""
+    """Order the output of the two streams; one lock for both."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.lock = threading.RLock()
         self._speaker: RankStream | None = None  # the stream that sent last
-        self._writer: RankStream | None = None  # the stream that was written to last
         self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # sends text to an earlier cell
         self.is_muted = False
         os.register_at_fork(after_in_child=self._after_fork)
@@ -65,54 +65,41 @@ class Turns:
         if before is not None and before is not stream:
             self._wire.wait_read(before.fileno())
 
-    def send_rest(self) -> None:
-        """Send what was printed without an end of line; only the stream that was written to last may have such text."""
-        if self._writer is not None:
-            self._writer.send_rest()
 
-    def finish_other(self, stream: RankStream) -> None:
-        """Have the other stream send what was printed on it before ``stream`` was written to."""
-        if self._writer is not stream:
-            self.send_rest()
-            self._writer = stream
+@dataclass(slots=True)
+class _Unfinished:
+    """Text without an end of line, of one thread."""
+
+    cell: dict[str, Any] | None  # the header of the earlier cell that it belongs to; None: the current one
+    parts: list[str]
+    place: _Place | None = None  # the calling frame at the last write; None: C code called
 
 
 class RankStream(io.TextIOBase):
     """Line-buffered text over a file descriptor.
 
     It behaves like a script's stream, so that everything which works in a script works here: ``fileno()``, ``buffer``,
-    child processes that inherit it. Unlike a script's it also sends an unfinished line by itself, a moment later, so
-    that ``print("working", end="")`` is shown; and the output of one thread isn't interleaved with that of another.
+    child processes that inherit it. Unlike a script's it also sends an unfinished line by itself, so that
+    ``print("working", end="")`` is shown; and the output of one thread isn't interleaved with that of another.
     """
 
     line_buffering = True
+    encoding = "utf-8"  # whatever the locale: the nanny decodes no other encoding
+    errors = "backslashreplace"  # so that no print fails for what can't be encoded
+    mode = "w"
 
     def __init__(self, descriptor: int, name: str, turns: Turns) -> None:
         self._descriptor = descriptor
         self.name = f"<{name}>"
-        self.mode = "w"
         self._turns = turns
-        self._rest: list[str] = []  # what was printed without an end of line
-        self._open: dict[int, list[str]] = {}  # by thread: text of an unfinished call of print
-        self._calls: dict[int, _Place | None] = {}  # by thread: the calling frame at its last write
-        self._late: dict[tuple[int, str], tuple[dict[str, Any], list[str]]] = {}  # by thread and cell: its text
+        self._open: dict[tuple[int, str], _Unfinished] = {}  # by thread and the request of an earlier cell
         self._waker: threading.Event | None = None
         self.buffer = _Bytes(self)
         os.register_at_fork(after_in_child=self._after_fork)
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """UTF-8, whatever the locale: the nanny decodes no other encoding."""
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        """Show what can't be encoded as escapes, so that a print never fails for it."""
-        return "backslashreplace"
-
     def _after_fork(self) -> None:
         # A child has none of the parent's threads and must not print the parent's unfinished line.
-        self._rest, self._open, self._calls, self._late, self._waker = [], {}, {}, {}, None
+        self._open, self._waker = {}, None
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -134,80 +121,49 @@ class RankStream(io.TextIOBase):
         """Do nothing: lines are sent at once and every character can be written, which is what scripts ask for."""
 
     def write(self, text: str) -> int:
-        """Write text; a line is sent when it is finished."""
+        """Write text; a line is sent when it is finished, and so is a call of ``print`` with another end."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self._turns.is_muted:
             return len(text)
-        with self._turns.lock:
-            cell = earlier_cell()  # no other cell starts meanwhile
-            if cell is not None and self._turns.send_late is not None:
-                self._write_late(cell, text)
-                return len(text)
-            self._turns.finish_other(self)
-            thread = threading.get_ident()
-            parts = self._open.setdefault(thread, [])
-            parts.append(text)
-            if "\r" in text:
-                self.flush()
-            elif "\n" in text:
-                head, _, rest = text.rpartition("\n")
-                finished = [*self._rest, *parts[:-1], head, "\n"]
-                self._rest.clear()
-                parts[:] = [rest]
-                if not rest:
-                    del self._open[thread]
-                self._send(finished)
-            elif not text:
-                # print(..., end="") ends with an empty string: any thread may continue this line.
-                self._rest += self._open.pop(thread)
-            if self._rest or self._open:
-                self._wake_flusher()
-            if thread in self._open:
-                caller = sys._getframe().f_back  # noqa: SLF001
-                self._calls[thread] = None if caller is None else _place(caller)  # None: C code called this
-        return len(text)
-
-    def _write_late(self, cell: dict[str, Any], text: str) -> None:
-        """Send text to the cell that has started this thread or task, whole calls of ``print`` at a time."""
+        # A call of print ends with an empty string, or with an end of line.
+        end = len(text) if "\r" in text or not text else text.rfind("\n") + 1
         thread = threading.get_ident()
         with self._turns.lock:
-            key = thread, cell["msg_id"]
-            _, parts = self._late.setdefault(key, (cell, []))
-            if thread != threading.main_thread().ident:  # the main thread's may be of the current cell, beside a task's
-                parts += self._open.pop(thread, ())  # of a call of ``print`` during which the next cell started
-            parts.append(text)
-            if text and "\n" not in text and "\r" not in text:
+            cell = earlier_cell()  # no other cell starts meanwhile
+            key = thread, "" if cell is None else cell["msg_id"]
+            unfinished = self._open.setdefault(key, _Unfinished(cell, []))
+            if cell is not None and thread != threading.main_thread().ident:  # whose other text is of the current cell
+                begun = self._open.pop((thread, ""), None)  # by a call of print during which the current cell started
+                unfinished.parts += [] if begun is None else begun.parts
+            unfinished.parts.append(text[:end])
+            if end or not text:
+                self._open.pop(key, None)
+                self._send(unfinished)
+            if text[end:]:
+                caller = sys._getframe().f_back  # noqa: SLF001
+                unfinished.parts.append(text[end:])
+                unfinished.place = None if caller is None else _place(caller)
+                self._open[key] = unfinished
                 self._wake_flusher()
-                return
-            del self._late[key]
-            self._send_late(cell, parts)
-
-    def _send_late(self, cell: dict[str, Any], parts: list[str]) -> None:
-        assert self._turns.send_late is not None
-        if data := "".join(parts).encode("utf-8", "backslashreplace"):
-            self._turns.send_late(cell, self.name[1:-1], data)
+        return len(text)
 
     def flush(self) -> None:
         """Send this thread's unfinished line too, and those of threads that have ended."""
-        cell = earlier_cell() if self._late else None
-        if cell is not None:
-            self._write_late(cell, "")
         with self._turns.lock:
-            parts = [*self._rest, *self._open.pop(threading.get_ident(), ())]
             if self._open:
-                for thread in self._open.keys() - sys._current_frames().keys():  # noqa: SLF001
-                    parts += self._open.pop(thread)
-            self._rest.clear()  # before sending: what can't be written now is not tried again with every later line
-            self._send(parts)
+                ended = {thread for thread, _ in self._open} - sys._current_frames().keys()  # noqa: SLF001
+                for key in [key for key in self._open if key[0] in {threading.get_ident(), *ended}]:
+                    self._send(self._open.pop(key))
 
-    def send_rest(self) -> None:
-        """Send what was printed without an end of line."""
-        rest, self._rest = self._rest, []
-        self._send(rest)
-
-    def _send(self, parts: list[str]) -> None:
-        if data := "".join(parts).encode("utf-8", "backslashreplace"):
+    def _send(self, unfinished: _Unfinished) -> None:
+        """Send a text once: a signal's handler may print meanwhile, and what can't be written is not tried again."""
+        parts, unfinished.parts = unfinished.parts, []
+        data = "".join(parts).encode("utf-8", self.errors)
+        if data and unfinished.cell is not None:
+            assert self._turns.send_late is not None  # set before the first cell
+            self._turns.send_late(unfinished.cell, self.name[1:-1], data)
+        elif data:
             self.write_bytes(data)
 
     def write_bytes(self, data: bytes) -> None:
@@ -236,46 +192,32 @@ class RankStream(io.TextIOBase):
             self._waker.set()
 
     def _flush_later(self, waker: threading.Event) -> None:
+        pause = threading.Event()
+        seen: dict[tuple[int, str], int] = {}
         try:
-            self._flush_whenever(waker)
+            while self._waker is waker:
+                waker.wait()
+                pause.wait(_FLUSH_SECONDS)
+                with self._turns.lock:
+                    self._send_idle(seen)
+                    seen = {key: len(unfinished.parts) for key, unfinished in self._open.items()}
+                    if not self._open:
+                        waker.clear()
         finally:
             if self._waker is waker:
                 self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another thread
 
-    def _flush_whenever(self, waker: threading.Event) -> None:
-        pause = threading.Event()
-        seen: dict[int, int] = {}
-        seen_late: dict[tuple[int, str], int] = {}
-        while self._waker is waker:
-            waker.wait()
-            pause.wait(_FLUSH_SECONDS)
-            with self._turns.lock:
-                idle = self._idle_threads(seen)
-                self._rest += [part for thread in idle for part in self._open.pop(thread)]
-                seen = {thread: len(parts) for thread, parts in self._open.items()}
-                self._calls = {thread: place for thread, place in self._calls.items() if thread in seen}
-                idle_late = [key for key, (_, parts) in self._late.items() if seen_late.get(key) == len(parts)]
-                late = [self._late.pop(key) for key in idle_late]
-                seen_late = {key: len(parts) for key, (_, parts) in self._late.items()}
-                if not self._open and not self._late:
-                    waker.clear()
-                self.send_rest()
-                for cell, texts in late:
-                    self._send_late(cell, texts)
-
-    def _idle_threads(self, seen: dict[int, int]) -> list[int]:
-        """Return the threads that added nothing since the last check and have left the call that wrote.
+    def _send_idle(self, seen: dict[tuple[int, str], int]) -> None:
+        """Send the texts to which nothing was added since the last check, unless the call that wrote still runs.
 
         A busy machine can keep a thread from running for longer than the time between two checks, so having added
         nothing isn't enough: inside a ``print`` its frame stays at the same instruction.
         """
         frames = sys._current_frames()  # noqa: SLF001
         del frames[threading.get_ident()]  # this frame would hold itself, and with it all threads' frames, for long
-        return [
-            thread
-            for thread, parts in self._open.items()
-            if seen.get(thread) == len(parts) and self._calls.get(thread) not in _places(frames.get(thread))
-        ]
+        for key, unfinished in list(self._open.items()):
+            if seen.get(key) == len(unfinished.parts) and unfinished.place not in _places(frames.get(key[0])):
+                self._send(self._open.pop(key))
 
 
 class _Bytes(io.RawIOBase):

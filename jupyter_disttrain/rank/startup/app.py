@@ -7,7 +7,6 @@ Does not cover: the rank's identity (``rank.kernel.requests``), running cells (`
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import logging
@@ -22,7 +21,6 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
@@ -59,23 +57,20 @@ from ..kernel.kernel import RankKernel, ignore_signal
 from ..kernel.requests import RequestHandler
 from ..kernel.shell import RankProfile
 from ..kernel.tracebacks import is_of_user, plain_lines
-from ..libraries.import_hooks import on_import
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
-from ..nanny.ipc import IDENTITY, RankEnd, ReservedDescriptors, Wire
-from ..output.escapes import escaping
-from ..output.iopub import Publisher
+from ..nanny.ipc import RankEnd, Wire
+from ..output.iopub import Publisher, escaping
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
 from ..process_group.errors import RendezvousError
 from ..process_group.object_replacement import note_frozen
 from ..rank_exit import RankExit
-from .announce import Hellos
-from .connection import Connection
+from .connection import Connection, Hellos
 from .socket_filter import hide_listeners, is_held_to
 from .user_profile import ProfileApp, UserProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from traitlets.config import Config
 
@@ -89,23 +84,13 @@ class RankEngine(IPEngine):
 
     max_heartbeat_misses = 0  # the nanny watches the controller
 
-    def attach(
-        self,
-        wire: Wire,
-        turns: Turns,
-        hello: RankHello,
-        connection: Connection,
-        profile: UserProfile,
-        reserved: ReservedDescriptors,
-    ) -> None:
+    def attach(self, wire: Wire, turns: Turns, hello: RankHello, connection: Connection, profile: UserProfile) -> None:
         """Set what :func:`run_rank` has prepared."""
         self._turns = turns
-        self._descriptors, self._reserved = Descriptors(wire), reserved
-        self._rank_end = RankEnd(wire)
-        self._hello = hello
+        self._descriptors, self._rank_end = Descriptors(wire), RankEnd(wire)
+        self._hello, self._hellos = hello, Hellos()
         self._connection = connection
         self._profile = profile
-        self._hellos = Hellos()
         self.session.metadata = {"engine": self.ident}  # identifies the sender of every message
         self.session.pack = escaping(self.session.pack)
 
@@ -114,11 +99,10 @@ class RankEngine(IPEngine):
         _, frames = self.session.feed_identities(msg)
         content = self.session.deserialize(frames)["content"]
         self.id = content["id"]
-        self._rank_end.send(IDENTITY, [self.session.pack({"engine": self.ident, "hub_id": self.id})])
+        self._rank_end.send_identity({"engine": self.ident, "hub_id": self.id})
         self.shell_socket = self._open(zmq.ROUTER, "mux")
         self.control_socket = self._open(zmq.ROUTER, "control")
         self.kernel = self._make_kernel()
-        self.init_signal()
         self.kernel.start()
         self._start_heart()
         self._send_hello()
@@ -162,16 +146,21 @@ class RankEngine(IPEngine):
         global _exit  # noqa: PLW0603  (one per process)
         atexit.unregister(kernel.shell.atexit_operations)  # deletes variables, some of which would wait for other ranks
         _exit = RankExit()
-        kernel.cell_starts.subscribe(publisher.attribute_output)
+        kernel.cell_starts.append(publisher.attribute_output)
         request_handler = RequestHandler(
-            self._rank_end, self.session, self.ident, lambda: kernel.cell, self._hellos, kernel.cell_starts
+            kernel.shell,
+            self._rank_end,
+            self._hellos,
+            kernel.cell_starts,
+            cell=lambda: kernel.cell,
+            repeat_reply=kernel.repeat_reply,
+            begin_session=functools.partial(self._run_profile, app, kernel.shell),
         )
-        request_handler.begin_session = functools.partial(self._run_profile, app, kernel.shell)
-        kernel.take_charge(request_handler, publisher, self._descriptors, self._reserved)
+        kernel.take_charge(request_handler, self._rank_end, self._descriptors)
         return kernel
 
     def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
-        with self._reserved.freed(), self._turns.muted():  # its output is not shown, as in an ordinary kernel
+        with self._turns.muted():  # its output is not shown, as in an ordinary kernel
             return self._profile.run(app, shell)
 
     def _send_hello(self) -> None:
@@ -184,11 +173,6 @@ class RankEngine(IPEngine):
             stream = self.kernel.shell_stream
             self.session.send(stream, RankHello.msg_type, content, ident=[MUX_IDENTITY, client])
         self.loop.call_later(max(0.0, self._hellos.next_at - time.monotonic()), self._send_hello)
-
-    def init_signal(self) -> None:
-        """Ignore SIGINT, which only has an effect while a cell runs; let SIGTERM end the process."""
-        signal.signal(signal.SIGINT, ignore_signal)
-        signal.signal(signal.SIGTERM, _end)
 
 
 _exit: RankExit | None = None  # None until the rank's kernel exists
@@ -233,38 +217,20 @@ def _free_children_of_end() -> None:
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
-def _place_temporary_files() -> None:
-    """Put multiprocessing's sockets and TensorFlow's generated code into the cluster's folder.
-
-    A signal may end a rank, its DataLoader workers and its pools, which then leave their temporary files behind. The
-    cluster's folder is removed with the cluster.
-    """
-    folder = os.environ.get(LOCAL_DIR)
-    if not folder or not Path(folder).is_dir():
-        return
-    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
-
-    def place_code(module: Any) -> None:
-        named = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
-        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # the only name of tempfile that it uses
-
-    on_import("tensorflow.python.autograph.pyct.loader", place_code)
-
-
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
     note_frozen()
-    reserved = ReservedDescriptors()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc,assignment]
     begin_reports(wire)
-    signal.signal(signal.SIGINT, ignore_signal)
+    signal.signal(signal.SIGINT, ignore_signal)  # it only has an effect while a cell runs
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
-    _place_temporary_files()
+    if Path(os.environ[LOCAL_DIR]).is_dir():  # removed with the cluster: a killed rank and its workers leave sockets
+        multiprocessing.current_process()._config["tempdir"] = os.environ[LOCAL_DIR]  # type: ignore[attr-defined]  # noqa: SLF001
     # IPython's advice after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
@@ -276,7 +242,8 @@ def run_rank(wire: Wire) -> None:
     # The level of its handler alone would still have records made, only to drop them.
     engine.log.setLevel(logging.ERROR)
     # Give the files that cells are compiled from the same names on all ranks, so that warnings with them are equal.
-    ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{_number(connection)}"
+    number = int(hashlib.sha256(connection.key).hexdigest()[:8], 16)  # in place of the pid
+    ipykernel.compiler.get_tmp_directory = lambda: f"{tempfile.gettempdir()}/ipykernel_{number}"
     # Our addresses need no disambiguation, which relies on assertions that PYTHONOPTIMIZE removes.
     ipyparallel.engine.app.disambiguate_url = lambda url, _location=None: url
     engine.connection_info = connection.info
@@ -287,7 +254,7 @@ def run_rank(wire: Wire) -> None:
     engine.config.Session.key = connection.key
     engine.config.Session.signature_scheme = connection.signature_scheme
     engine.id = hello.launch_rank
-    engine.attach(wire, turns, hello, connection, profile, reserved)
+    engine.attach(wire, turns, hello, connection, profile)
     _serve(engine)
     stderr.write("the loop that serves this rank's cells has ended, which is a bug in jupyter_disttrain\n")
     flush_all(sys.stdout, stderr)
@@ -310,11 +277,6 @@ def _serve(engine: RankEngine) -> None:
             run = engine.loop.start
         else:
             return
-
-
-def _number(connection: Connection) -> int:
-    """Return a number that all ranks of a cluster share, used in place of the pid."""
-    return int(hashlib.sha256(connection.key).hexdigest()[:8], 16)
 
 
 def _config(config: Config) -> Config:
@@ -373,29 +335,20 @@ def _launch_rank() -> int | None:
     return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
-@contextlib.contextmanager
-def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Have MPI put its files where they are removed with the cluster: without its mpiexec it starts a job of its own.
-
-    TMPDIR names an open descriptor, so that MPI cannot create the folder again if it was removed.
-    """
+def _init_mpi() -> str:
+    # MPI puts its files where they are removed with the cluster: without its mpiexec it starts a job of its own. TMPDIR
+    # names an open descriptor, so that MPI cannot create the folder again if it was removed.
     before = os.environ.get("TMPDIR")
     try:
-        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        folder = os.open(os.environ[LOCAL_DIR], os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         _give_up("the cluster has ended")
-    os.environ["TMPDIR"] = f"/proc/self/fd/{opened}"
-    yield
-    if before is None:
-        del os.environ["TMPDIR"]
-    else:
+    os.environ["TMPDIR"] = f"/proc/self/fd/{folder}"
+    from mpi4py import MPI  # noqa: PLC0415
+
+    os.environ.pop("TMPDIR")
+    if before is not None:
         os.environ["TMPDIR"] = before
-
-
-def _init_mpi() -> str:
-    with _temporary_files_in(os.environ[LOCAL_DIR]):
-        from mpi4py import MPI  # noqa: PLC0415
-
     if MPI.COMM_WORLD.size != int(os.environ.get("OMPI_COMM_WORLD_SIZE", MPI.COMM_WORLD.size)):
         _give_up("mpiexec has ended")
     outlive_mpiexec()

@@ -1,8 +1,8 @@
 """Connect a rank and its nanny to the controller.
 
 Covers: waiting for ipyparallel's connection file, connecting a socket to one of its channels, checking the ports and
-that the controller runs.
-Does not cover: watching the controller (``rank.nanny.controller_watch``).
+that the controller runs; when a new process sends hello messages to the client.
+Does not cover: watching the controller (``rank.nanny.controller_watch``), the messages (``app``, ``rank.nanny.nanny``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...private_files import read_own
 from ...protocol.messages import channel_url, prepare
-from ...protocol.time_limits import CONNECTION_CONNECT_SECONDS, REACH_SECONDS, RETRY_SECONDS
+from ...protocol.time_limits import (
+    CONNECTION_CONNECT_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    HELLOS_REPEAT_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    REACH_SECONDS,
+    RETRY_SECONDS,
+)
 
 if TYPE_CHECKING:
     import zmq
@@ -87,34 +94,26 @@ class Connection:
 
         ``is_silent``: its connection, which worked before, is lost; only used over a network.
         """
-        has_file = self._has_file()
-        if not once_reached or not has_file:
-            return has_file
-        if self.over_network:
-            return not is_silent or self._takes_connections()
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
-
-    def _has_file(self) -> bool:
-        """Whether the file exists or cannot be checked: a shared file system may fail for a while."""
         try:
             self.file.stat()
         except FileNotFoundError:
             return False
         except OSError:
+            pass  # a shared file system may fail for a while
+        if not once_reached:
             return True
-        return True
-
-    def _takes_connections(self) -> bool:
-        """Whether the controller's host does not refuse a connection; without an answer the network may be down."""
-        try:
-            socket.create_connection(self.place("control"), timeout=CONNECTION_CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return False
-        except OSError:
+        if self.over_network:
+            try:
+                if is_silent:
+                    socket.create_connection(self.place("control"), timeout=CONNECTION_CONNECT_SECONDS).close()
+            except ConnectionRefusedError:
+                return False
+            except OSError:
+                pass  # the network may be down
             return True
-        return True
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(self.url("control").partition("://")[2]) not in (errno.ECONNREFUSED, errno.ENOENT)
 
     def place(self, channel: str) -> tuple[str, int]:
         """Return a channel's address and port."""
@@ -166,3 +165,29 @@ def _why_closed(host: str, port: int) -> str:
             time.sleep(RETRY_SECONDS)
         else:
             return ""
+
+
+class Hellos:
+    """The schedule of one process's hello messages: often until the first acknowledgement, seldom after it.
+
+    The first message may be lost because the client or the connection to it is not ready yet. But if 256 ranks and
+    nannies kept repeating their hellos until the last has registered, they would delay each other's start.
+    """
+
+    def __init__(self) -> None:
+        self.is_known = False  # the client knows the process: send no more
+        self.next_at = 0.0  # time of the next hello, by ``time.monotonic``
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def is_due(self) -> bool:
+        """Whether to send a hello now; if so, schedule the next one."""
+        now = time.monotonic()
+        if self.is_known or now < self.next_at:
+            return False
+        self.next_at = now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        return True
+
+    def delay(self) -> None:
+        """Delay the next hello, which the client has acknowledged; may be called from any thread."""
+        self.next_at = time.monotonic() + HELLOS_REPEAT_SECONDS

@@ -1,6 +1,7 @@
 """Set up the environment of a rank's process on another host.
 
-Covers: the file with its environment, the name of its host, which of the host's interfaces is in the cluster's network.
+Covers: the file with its environment, the name of its host, which of the host's interfaces is in the cluster's network,
+variables that name interfaces which this host does not have.
 Does not cover: what is in the file (``launchers.rank_environment``), the rank's identity (``rank.kernel.requests``).
 
 On the notebook's own machine a process inherits its environment. On another host it starts with that host's: what it
@@ -156,3 +157,33 @@ def interface_in(network: str, chosen: Collection[str] = ()) -> str:
         f"{socket.gethostname()} has no address in {network}, the network of this cluster; choose one that all hosts "
         "are in with --interface"
     )
+
+
+def wrong_interfaces() -> str:
+    """Return a message about variables that name no interface of this host; empty if all are right."""
+    there = psutil.net_if_addrs()
+    wrong = [f"{name}={value}" for name in INTERFACE_VARIABLES if (value := _missing(name, list(there)))]
+    if not wrong:
+        return ""
+    found = ", ".join(
+        f"{name} ({', '.join(each.address for each in addresses if each.family == socket.AF_INET) or 'no IPv4'})"
+        for name, addresses in there.items()
+    )
+    names = " and ".join(wrong)
+    verb = "names" if len(wrong) == 1 else "name"
+    return f"{names} {verb} no network interface of {socket.gethostname()}, which has {found}; set or unset it before"
+
+
+def _missing(variable: str, there: list[str]) -> str:
+    """Return a variable's value if this host lacks the interfaces that it names; else an empty string."""
+    value = os.environ.get(variable, "")
+    if not value or value.startswith("^"):  # NCCL's sign for names to exclude
+        return ""
+    names = value.removeprefix("=").split(",")
+    if variable == "NCCL_SOCKET_IFNAME" and not value.startswith("="):  # it takes prefixes, except after "="
+        has_one = any(each.startswith(tuple(names)) for each in there)
+    elif variable == "NCCL_SOCKET_IFNAME":
+        has_one = any(name in there for name in names)
+    else:
+        has_one = all(name in there for name in names)  # Gloo listens on each of them
+    return "" if has_one else value

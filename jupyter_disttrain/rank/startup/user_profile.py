@@ -41,17 +41,12 @@ _NOT_OF_SHELL = ("logstart", "logfile", "logappend", "pdb")
 _GUIS = ("auto", "gtk", "gtk3", "gtk4", "osx", "qt", "qt4", "qt5", "qt6", "tk", "wx")  # a rank has no screen
 
 
-def profile_folder() -> Path:
-    """Return the folder of the notebook's profile, or of the default one; on another host it may not exist."""
-    home = os.environ.get("IPYTHONDIR") or Path.home() / ".ipython"
-    return Path(os.environ.get(IPYTHON_PROFILE) or Path(home) / "profile_default")
-
-
 class UserProfile:
     """The profile, as this host has it."""
 
     def __init__(self) -> None:
-        self.folder = profile_folder()
+        home = os.environ.get("IPYTHONDIR") or Path.home() / ".ipython"
+        self.folder = Path(os.environ.get(IPYTHON_PROFILE) or Path(home) / "profile_default")  # it may not exist here
         self.troubles: list[str] = []  # what failed, and why
         self.config = Config()
         folders = [str(self.folder), *ENV_CONFIG_DIRS, *SYSTEM_CONFIG_DIRS]
@@ -101,7 +96,8 @@ class UserProfile:
         """Run the profile's code; returns what failed."""
         app.profile_dir = RankProfile(location=str(self.folder))
         app.default_extensions = []
-        app.troubles, app.log = self.troubles, _collecting(self.troubles)
+        app.troubles, app.log = self.troubles, logging.Logger("jupyter_disttrain.profile")  # noqa: LOG001
+        app.log.addHandler(_Collector(self.troubles))
         shell.forget_error()
         app.init_gui_pylab()  # type: ignore[no-untyped-call]
         app.init_extensions()  # type: ignore[no-untyped-call]
@@ -119,25 +115,19 @@ class ProfileApp(IPKernelApp):
             super()._exec_file(fname, shell_futures)  # type: ignore[no-untyped-call]
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the file is the user's code)
             self.troubles.append(_failure_text(fname, error))
-        else:
-            self._note(fname)
-        self._shell.forget_error()
+            self.shell.forget_error()  # type: ignore[union-attr]
+        self._note(fname)
 
     def _run_exec_lines(self) -> None:
         for line in self.exec_lines:
-            self._shell.run_cell(line, store_history=False)
+            self.shell.run_cell(line, store_history=False)  # type: ignore[union-attr]
             self._note(f"exec_lines {line!r}")
-            self._shell.forget_error()
-
-    @property
-    def _shell(self) -> RankShell:
-        shell: Any = self.shell
-        return shell  # type: ignore[no-any-return]
 
     def _note(self, what: str) -> None:
-        error = self._shell.any_error
-        if error is not None:
-            self.troubles.append(_failure_text(what, error))
+        shell: Any = self.shell
+        if shell.any_error is not None:
+            self.troubles.append(_failure_text(what, shell.any_error))
+        shell.forget_error()
 
 
 def _failure_text(what: str, error: BaseException) -> str:
@@ -157,9 +147,3 @@ class _Collector(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         why = "" if error is None else f": {type(error).__name__}: {error}"
         self._troubles.append(record.getMessage().split("\n")[0] + why)
-
-
-def _collecting(troubles: list[str]) -> logging.Logger:
-    log = logging.Logger("jupyter_disttrain.profile")  # noqa: LOG001  (no other module uses it)
-    log.addHandler(_Collector(troubles))
-    return log

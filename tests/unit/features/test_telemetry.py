@@ -104,7 +104,7 @@ def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
     page = mmap.mmap(-1, mmap.PAGESIZE)
     now = time.monotonic()
     status = RankVitals(time_s=1.0, beat_s=now, state="running", cell=3, done=4, total=9, call="all_reduce")
-    wire: Any = SimpleNamespace(uses=lambda: (True, 1))
+    wire: Any = SimpleNamespace(uses=lambda: 1)
     vitals = Vitals(os.getpid(), wire, lambda: None, lambda _record: None)
     assert status_page.read(page) is None
     for _ in range(2):

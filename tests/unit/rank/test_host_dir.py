@@ -20,7 +20,6 @@ from jupyter_disttrain.protocol import shared_memory
 from jupyter_disttrain.protocol.environment import LOCAL_DIR, PROFILE_DIR
 from jupyter_disttrain.protocol.file_lock import check_locks
 from jupyter_disttrain.protocol.shared_memory import NANNIES, NOTEBOOK
-from jupyter_disttrain.rank.startup import host_dir
 from jupyter_disttrain.rank.startup.host_dir import HostFolder
 from jupyter_disttrain.rank.startup.startup_args import write_trouble
 
@@ -39,7 +38,6 @@ def test_nanny_that_starts_while_another_exits_locks_the_existing_folder(
         opened.set()
         flock(descriptor, how)  # type: ignore[operator]
 
-    monkeypatch.setattr(host_dir, "_watch", lambda _folder: None)  # not in a process with threads
     found: list[HostFolder] = []
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", lock)

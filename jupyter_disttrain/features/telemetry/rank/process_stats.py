@@ -130,7 +130,7 @@ class Vitals:
             state = RankActivity.STOPPED
         elif silent_s:
             state = RankActivity.NOT_RESPONDING
-        elif not self._wire.uses()[0]:  # changes without delay, the rank's page does not
+        elif not self._wire.uses() % 2:  # changes without delay, the rank's page does not
             state = RankActivity.IDLE
         return replace(status, state=state, silent_s=silent_s, **self._usage)
 
