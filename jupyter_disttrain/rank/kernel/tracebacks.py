@@ -11,9 +11,9 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from IPython.core import ultratb
 from IPython.core.error import UsageError
 from stack_data.core import RepeatedFrames
 
@@ -25,13 +25,14 @@ from .error_chain import chain, has_group, linked, tree, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 
 TEXT_LIMIT = 20_000  # characters of an error's text, and of each part of its traceback
 DETAIL_LIMIT = 2_000  # characters of a note, or of the text of an error that led to this one
 FIRST_FRAMES, LAST_FRAMES = 10, 20  # frames of a traceback; those between are counted
-FIRST_LINES, LAST_LINES = 100, 200  # the same of a traceback that is formatted by lines
+LONGEST_CYCLE = 8  # functions that call each other in turn
+SHOWN_ROUNDS = 2  # rounds shown of a recursion, besides its last one
 CHAINED = 5  # errors that led to this one
 
 _OF_LIBRARY = re.compile(r"/(torch|horovod)/")  # frames that add no information to an error of a group
@@ -72,9 +73,6 @@ def _lines(error: BaseException, shell: Any) -> list[str]:
 def plain_lines(error: BaseException, shell: Any) -> list[str]:
     """Return the traceback as the standard library formats it, with cells named as IPython does."""
     lines = "".join(traceback.format_exception(type(error), error, _below_ipython(error))).splitlines()
-    between = len(lines) - FIRST_LINES - LAST_LINES
-    if between > 0:
-        lines[FIRST_LINES:-LAST_LINES] = [f"    [... skipping {between} lines]"]
     return [_CODE_FILE.sub(lambda found: _cell_name(found[1], shell) or found[0], line) for line in lines]
 
 
@@ -148,8 +146,7 @@ def _innermost(error: BaseException, shell: Any) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     name = _cell_name(code.co_filename, shell) or code.co_filename
-    function = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no co_qualname
-    return f"{name}, line {trace.tb_lineno}, in {function}"
+    return f"{name}, line {trace.tb_lineno}, in {_name(trace.tb_frame)}"
 
 
 def is_of_user(filename: str) -> bool:
@@ -162,6 +159,7 @@ def is_of_user(filename: str) -> bool:
 # Which frames are shown
 
 _KEPT = ("__traceback__", "__cause__", "__context__", "__suppress_context__")
+_gaps: dict[int, str] = {}  # by the id of a frame: text for the frames left out after it
 
 
 def _set(error: BaseException, name: str, value: Any) -> None:
@@ -178,6 +176,7 @@ def trimmed(error: BaseException) -> Iterator[int]:
     """
     links = list(tree(error, hidden=True))
     before = [(link, [getattr(BaseException, name).__get__(link) for name in _KEPT]) for link in links]
+    gaps = dict(_gaps)
     try:
         left_out = _cut_chain(error)
         _cut_below_own(error)
@@ -188,12 +187,14 @@ def trimmed(error: BaseException) -> Iterator[int]:
                 frames = _from_first(frames, is_own) or frames
             elif link is error:
                 frames = _without_wrapper(frames)
-            _set(link, "__traceback__", linked([trace for trace in frames if not _file(trace).startswith(PACKAGE)]))
+            _set(link, "__traceback__", _joined(frames))
         yield left_out
     finally:
         for link, values in before:
             for name, value in zip(_KEPT, values, strict=True):
                 _set(link, name, value)
+        _gaps.clear()
+        _gaps.update(gaps)
 
 
 def _cut_chain(error: BaseException) -> int:
@@ -246,10 +247,58 @@ def _file(trace: TracebackType) -> str:
     return trace.tb_frame.f_code.co_filename
 
 
+def _name(frame: FrameType) -> str:
+    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # Python 3.10 has no co_qualname
+
+
+def _joined(frames: list[TracebackType]) -> TracebackType | None:
+    """Make a traceback of the frames that are shown, and record where frames are left out."""
+    frames = [trace for trace in frames if not _file(trace).startswith(PACKAGE)]
+    shown, at = [], 0
+    keys = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in frames]
+    while at < len(frames):
+        length, rounds = _cycle(keys, at)
+        if rounds <= SHOWN_ROUNDS + 1:
+            shown.append(frames[at])
+            at += 1
+            continue
+        left_out = rounds - SHOWN_ROUNDS - 1
+        shown += frames[at : at + SHOWN_ROUNDS * length]
+        names = (f"{_name(trace.tb_frame)} at line {trace.tb_lineno}" for trace in frames[at : at + length])
+        _gaps[id(shown[-1].tb_frame)] = f"similar frames: {', '.join(f'{name} ({left_out} times)' for name in names)}"
+        shown += frames[at + (rounds - 1) * length : at + rounds * length]
+        at += rounds * length
+    if len(shown) > FIRST_FRAMES + LAST_FRAMES:
+        between = len(shown) - FIRST_FRAMES - LAST_FRAMES
+        shown = [*shown[:FIRST_FRAMES], *shown[-LAST_FRAMES:]]
+        _gaps[id(shown[FIRST_FRAMES - 1].tb_frame)] = f"{between} frames"
+    return linked(shown)
+
+
+def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
+    """Return how many frames, from this one on, are repeated, and how often they occur."""
+    best = 1, 1
+    for length in range(1, LONGEST_CYCLE + 1):
+        rounds, cycle = 1, keys[at : at + length]
+        while keys[at + rounds * length : at + (rounds + 1) * length] == cycle:
+            rounds += 1
+        if rounds > SHOWN_ROUNDS + 1:
+            return length, rounds
+    return best
+
+
+class _Gap(RepeatedFrames):
+    """Stands for left-out frames among those that IPython formats."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__([], [])
+        self.text = text
+
+
 def trim_all(formatter: Any) -> None:
-    """Make IPython's traceback formatter trim what it formats; it counts the frames of a recursion itself."""
-    structured_traceback = formatter.structured_traceback
+    """Make IPython's traceback formatter trim what it formats, and note where frames are left out."""
     get_records, format_record = formatter.get_records, formatter.format_record
+    structured_traceback = formatter.structured_traceback
 
     def trim(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **options: Any) -> Any:
         if error is None or trace is not error.__traceback__:
@@ -257,15 +306,18 @@ def trim_all(formatter: Any) -> None:
         with trimmed(error):
             return structured_traceback(kind, error, error.__traceback__, *args, **options)
 
-    def bounded(*args: Any, **options: Any) -> list[Any]:
-        records: list[Any] = get_records(*args, **options)
-        between = len(records) - FIRST_FRAMES - LAST_FRAMES
-        if between > 0:  # formatting one takes long: its file is parsed
-            gap = SimpleNamespace(_sd=RepeatedFrames([], []), gap=f"    [... skipping {between} frames]\n")
-            records[FIRST_FRAMES:-LAST_FRAMES] = [gap]
+    def with_gaps(*args: Any, **options: Any) -> list[Any]:
+        records = []
+        for record in get_records(*args, **options):
+            records.append(record)
+            text = _gaps.get(id(record.frame))
+            if text is not None and record.frame is not None:
+                records.append(ultratb.FrameInfo("", "", 0, None, None, sd=_Gap(text)))  # type: ignore[attr-defined]
         return records
 
     def format_gap(record: Any) -> str:
-        return getattr(record, "gap", None) or str(format_record(record))
+        if isinstance(record._sd, _Gap):  # noqa: SLF001
+            return f"    [... skipping {record._sd.text}]\n"  # noqa: SLF001
+        return str(format_record(record))
 
-    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, bounded, format_gap
+    formatter.structured_traceback, formatter.get_records, formatter.format_record = trim, with_gaps, format_gap

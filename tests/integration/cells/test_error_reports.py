@@ -220,13 +220,16 @@ os.getpid()
 # What is shown
 
 
-def test_deep_recursion_is_collapsed_and_a_long_traceback_is_bounded(torchless: Cluster) -> None:
+def test_deep_recursion_is_collapsed_and_an_irregular_one_is_bounded(torchless: Cluster) -> None:
     lines = shown(failure_of(torchless, "def f(): return g()\ndef g(): return f()\nf()"))
     assert sum("similar frames: f at line 1 (" in line for line in lines) == 1
     assert len(lines) < 40
-    functions = "".join(f"def f{n}(): return f{n + 1}()\n" for n in range(100))
-    lines = shown(failure_of(torchless, f"{functions}def f100(): 1/0\nf0()"))
-    assert sum("skipping 72 frames" in line for line in lines) == 1
+    irregular = (
+        "def f(n):\n    if n == 0: 1/0\n    return (f if n * n % 7 < 3 else g)(n - 1)\n"
+        "def g(n): return f(n) if n % 5 else g(n - 1)\nf(500)"
+    )
+    lines = shown(failure_of(torchless, irregular))
+    assert any(re.search(r"skipping \d+ frames", line) for line in lines)
     assert lines[-1] == "ZeroDivisionError: division by zero"
     assert len(lines) < 250
     chained = (
