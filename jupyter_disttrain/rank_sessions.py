@@ -82,8 +82,9 @@ def remove_unheld(local: Path, name: str) -> None:
         lock = os.open(local / name, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            end_abandoned(local)
-            shutil.rmtree(local, ignore_errors=True)
+            if os.path.samestat(os.fstat(lock), (local / name).stat()):  # not removed and made again meanwhile
+                end_abandoned(local)
+                shutil.rmtree(local, ignore_errors=True)  # MPI's own processes may be removing their part of it
         finally:
             os.close(lock)
 

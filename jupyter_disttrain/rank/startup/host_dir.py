@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ...errors import LaunchError
 from ...private_files import why_not_private
 from ...protocol.environment import LOCAL_DIR
 from ...protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
-from ...rank_sessions import end_abandoned, remove_unheld
+from ...rank_sessions import remove_unheld
 
 
 def make_private(path: Path) -> None:
@@ -87,13 +86,9 @@ class HostFolder:
 
     def leave(self) -> None:
         """Release the lock; the last nanny removes the folder."""
-        if self._lock is None:
-            return
-        with contextlib.suppress(BlockingIOError):  # other nannies hold it
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            end_abandoned(self._path)
-            shutil.rmtree(self._path, ignore_errors=True)  # MPI's own processes may be removing their part of it
-        self.forget()
+        if self._lock is not None:
+            self.forget()
+            remove_unheld(self._path, NANNIES)
 
 
 def _sweep(except_for: Path) -> None:

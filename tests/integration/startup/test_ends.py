@@ -12,6 +12,8 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError
+from jupyter_disttrain.protocol.environment import LOCAL_DIR
+from jupyter_disttrain.protocol.shared_memory import NANNIES
 
 from ...support.notebook_driver import Notebook
 from ...support.process_tools import (
@@ -63,15 +65,22 @@ def test_interrupt_between_placement_and_start_leaves_nothing(monkeypatch: pytes
     assert (folders(), shelves()) == (before, shelves_before)
 
 
-# Stays with a host's nannies, and prints which pids it still knows when one is free for reuse.
+# Stays with a host's nannies, which are killed, and prints which pids it still knows when one is free for reuse, and
+# whether the nannies' folder is there.
 STAY = """
-import os
+import fcntl, os, signal
+from pathlib import Path
 from jupyter_disttrain.rank import __main__ as main
-nannies, reap, others = [], os.waitpid, []
+folder, nannies, reap, others = Path(os.environ[main.LOCAL_DIR]), [], os.waitpid, []
 def forked():
-    return os.fork() or os._exit(0)
+    pid = os.fork()
+    if pid == 0:
+        lock = (folder / main.NANNIES).open()
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
 def waitpid(pid, options):
-    print(pid in nannies, len(nannies), flush=True)
+    print(pid in nannies, len(nannies), folder.exists(), flush=True)
     return reap(pid, options)
 os.waitpid = waitpid
 others.append(forked())  # of a login shell that became this process
@@ -81,11 +90,19 @@ main._stay_with(nannies)
 """
 
 
-def test_ended_nanny_is_forgotten_before_its_pid_can_be_reused() -> None:
-    done = subprocess.run([sys.executable, "-c", STAY], capture_output=True, text=True, check=True, timeout=60)
+def test_killed_nanny_is_forgotten_before_its_pid_can_be_reused_and_the_last_ones_folder_is_removed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "disttrain-test"
+    folder.mkdir()
+    (folder / NANNIES).touch()
+    environment = os.environ | {LOCAL_DIR: str(folder)}
+    stay = [sys.executable, "-c", STAY]
+    done = subprocess.run(stay, capture_output=True, text=True, check=True, timeout=60, env=environment)
     lines = done.stdout.split("\n")[:-1]
     assert [line for line in lines if line.startswith("True")] == []
-    assert lines[-1] == "False 0"
+    assert lines[-1] == "False 0 True"
+    assert not folder.exists()
 
 
 def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:

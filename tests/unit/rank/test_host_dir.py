@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +23,10 @@ from jupyter_disttrain.protocol.file_lock import check_locks
 from jupyter_disttrain.protocol.shared_memory import NANNIES, NOTEBOOK
 from jupyter_disttrain.rank.startup.host_dir import HostFolder
 from jupyter_disttrain.rank.startup.startup_args import write_trouble
+from jupyter_disttrain.rank_sessions import remove_unheld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_nanny_that_starts_while_another_exits_locks_the_existing_folder(
@@ -34,9 +39,9 @@ def test_nanny_that_starts_while_another_exits_locks_the_existing_folder(
     fcntl.flock(going, fcntl.LOCK_EX)
     opened = threading.Event()
 
-    def lock(descriptor: int, how: int, flock: object = fcntl.flock) -> None:
+    def lock(descriptor: int, how: int, flock: Callable[[int, int], None] = fcntl.flock) -> None:
         opened.set()
-        flock(descriptor, how)  # type: ignore[operator]
+        flock(descriptor, how)
 
     found: list[HostFolder] = []
     with monkeypatch.context() as patch:
@@ -52,6 +57,19 @@ def test_nanny_that_starts_while_another_exits_locks_the_existing_folder(
         fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
     found[0].leave()
     assert not folder.exists()
+
+
+def test_folder_that_was_made_again_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / NANNIES).touch()
+
+    def lock(descriptor: int, how: int, flock: Callable[[int, int], None] = fcntl.flock) -> None:
+        (tmp_path / NANNIES).unlink()
+        (tmp_path / NANNIES).touch()  # by a nanny that starts after another process has removed the folder
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    remove_unheld(tmp_path, NANNIES)
+    assert (tmp_path / NANNIES).exists()
 
 
 def test_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
