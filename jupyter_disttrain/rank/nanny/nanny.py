@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,14 +277,16 @@ class Nanny:
     def _on_message(self, token: bytes, frames: list[bytes]) -> None:
         """Publish a message, and write the text form of a display or a result to the log."""
         self._read_pipes()  # output written before this message is in the pipes by now, so it goes first
-        _, parts = self._session.feed_identities(frames)
-        msg_type = self._session.unpack(parts[1])["msg_type"]
+        msg_type = text = ""
+        with suppress(ValueError, LookupError, TypeError):  # code of the user may publish anything
+            _, parts = self._session.feed_identities(frames)
+            msg_type = self._session.unpack(parts[1])["msg_type"]
+            if msg_type in ("display_data", "execute_result"):
+                text = self._session.unpack(parts[4])["data"]["text/plain"]
         self._output.flush(end_of_cell=msg_type == "status")
         self._out.send_multipart(frames)
         self._wire.give_back(token)
-        if msg_type in ("display_data", "execute_result"):
-            text = str(self._session.unpack(parts[4]).get("data", {}).get("text/plain", ""))
-            self._log.write(f"{text}\n".encode() if text else b"", "stdout")
+        self._log.write(f"{text}\n".encode("utf-8", "backslashreplace") if text else b"", "stdout")
 
     def _on_cell(self, header: dict[str, Any]) -> None:
         self._out.begin_cell()

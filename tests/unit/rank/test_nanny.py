@@ -8,6 +8,8 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jupyter_client.session import DELIM, Session
+
 from jupyter_disttrain.protocol.messages import RankDeath
 from jupyter_disttrain.rank.nanny.nanny import Nanny
 from jupyter_disttrain.rank.startup.connection import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
@@ -25,6 +27,33 @@ def test_hello_is_rare_after_a_receipt_and_stops_after_registration() -> None:
     hellos.next_at = 0.0
     hellos.is_known = True
     assert not hellos.is_due()
+
+
+def test_any_published_message_is_passed_on_and_the_text_of_a_display_is_logged() -> None:
+    published: list[Any] = []
+    logged: list[bytes] = []
+    returned: list[bytes] = []
+    nanny: Any = SimpleNamespace(
+        _read_pipes=lambda: None,
+        _session=Session(),
+        _output=SimpleNamespace(flush=lambda *, end_of_cell: None),  # noqa: ARG005
+        _out=SimpleNamespace(send_multipart=published.append),
+        _wire=SimpleNamespace(give_back=returned.append),
+        _log=SimpleNamespace(write=lambda data, _stream: logged.append(data)),
+    )
+    display = b'{"msg_type": "display_data"}', b"{}", b"{}"
+    messages = [
+        [],
+        [b"no message of Jupyter's"],
+        [DELIM, b"", b"[]"],
+        [DELIM, b"", *display, b"no JSON"],
+        [DELIM, b"", *display, rb'{"data": {"text/plain": "half \ud83d"}}'],
+    ]
+    for frames in messages:
+        Nanny._on_message(nanny, b"token", frames)
+    assert published == messages
+    assert returned == [b"token"] * len(messages)
+    assert b"".join(logged) == b"half \\ud83d\n"
 
 
 def test_death_is_repeated_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
