@@ -7,10 +7,13 @@ Does not cover: what is shown (``notebook.output.renderer``), removing old logs 
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_EARLY_LIMIT = 1 << 20  # bytes kept until the log's path is set
 
 
 class RankLog:
@@ -20,7 +23,8 @@ class RankLog:
         self._report = report
         self._path: str | None = None
         self._descriptor: int | None = None
-        self._early: list[tuple[bytes, str]] = []  # written before the path is set
+        self._early: deque[tuple[bytes, str]] = deque()  # written before the path is set
+        self._early_bytes = 0
         self._stream = ""  # stream of the last piece written
         self._failed = False
 
@@ -32,7 +36,7 @@ class RankLog:
     def place(self, path: str) -> None:
         """Set the path of the log; earlier output is written now."""
         self._path = path
-        early, self._early = self._early, []
+        early, self._early = self._early, deque()
         for data, stream in early:
             self.write(data, stream)
 
@@ -42,6 +46,9 @@ class RankLog:
             return
         if self._path is None:
             self._early.append((data, stream))
+            self._early_bytes += len(data)
+            while self._early_bytes > _EARLY_LIMIT and len(self._early) > 1:
+                self._early_bytes -= len(self._early.popleft()[0])
             return
         try:
             if self._descriptor is None:

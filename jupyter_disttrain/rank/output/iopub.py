@@ -11,7 +11,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from jupyter_client.jsonutil import json_default
+from jupyter_client.jsonutil import json_clean
 
 from ..kernel import cell_threads
 from ..nanny.ipc import LATE, PLACED, RankEnd
@@ -59,9 +59,11 @@ def escaping(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
     def pack_any(message: Any) -> bytes:
         try:
-            return pack(message)
-        except UnicodeEncodeError:
-            text = json.dumps(message, default=json_default, ensure_ascii=False)
+            packed = pack(message)
+            packed.decode()  # it may hold surrogates as bytes that are no UTF-8
+        except UnicodeError:
+            text = json.dumps(json_clean(message), ensure_ascii=False)
             return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):x}", text).encode()
+        return packed
 
     return pack_any

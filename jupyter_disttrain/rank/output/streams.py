@@ -121,7 +121,7 @@ class RankStream(io.TextIOBase):
         """Do nothing: lines are sent at once and every character can be written, which is what scripts ask for."""
 
     def write(self, text: str) -> int:
-        """Write text; a line is sent when it is finished, and so is a call of ``print`` with another end."""
+        """Write text; a line is sent when it is finished, and so is a call of ``print`` with an empty end."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self._turns.is_muted:
@@ -138,13 +138,11 @@ class RankStream(io.TextIOBase):
                 unfinished.parts += [] if begun is None else begun.parts
             unfinished.parts.append(text[:end])
             if end or not text:
-                self._open.pop(key, None)
-                self._send(unfinished)
+                self._send(unfinished)  # and keep it: a signal's handler may print on this thread at any point
             if text[end:]:
                 caller = sys._getframe().f_back  # noqa: SLF001
                 unfinished.parts.append(text[end:])
                 unfinished.place = None if caller is None else _place(caller)
-                self._open[key] = unfinished
                 self._wake_flusher()
         return len(text)
 
@@ -152,9 +150,10 @@ class RankStream(io.TextIOBase):
         """Send this thread's unfinished line too, and those of threads that have ended."""
         with self._turns.lock:
             if self._open:
-                ended = {thread for thread, _ in self._open} - sys._current_frames().keys()  # noqa: SLF001
-                for key in [key for key in self._open if key[0] in {threading.get_ident(), *ended}]:
-                    self._send(self._open.pop(key))
+                others = sys._current_frames().keys() - {threading.get_ident()}  # noqa: SLF001
+                for (thread, _), unfinished in list(self._open.items()):
+                    if thread not in others:
+                        self._send(unfinished)
 
     def _send(self, unfinished: _Unfinished) -> None:
         """Send a text once: a signal's handler may print meanwhile, and what can't be written is not tried again."""
@@ -208,7 +207,7 @@ class RankStream(io.TextIOBase):
                 self._waker = None  # it could not write, e.g. to a closed pipe: the next text starts another thread
 
     def _send_idle(self, seen: dict[tuple[int, str], int]) -> None:
-        """Send the texts to which nothing was added since the last check, unless the call that wrote still runs.
+        """Send and forget texts to which nothing was added since the last check, unless the call that wrote still runs.
 
         A busy machine can keep a thread from running for longer than the time between two checks, so having added
         nothing isn't enough: inside a ``print`` its frame stays at the same instruction.

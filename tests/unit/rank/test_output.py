@@ -1,16 +1,27 @@
-"""What a rank prints: streams, dropped messages."""
+"""What a rank prints: streams, messages that JSON can't hold, dropped messages, the log."""
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jupyter_client.session import Session
+
+from jupyter_disttrain.rank.nanny.log_file import RankLog
 from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
-from jupyter_disttrain.rank.output.iopub import Publisher
+from jupyter_disttrain.rank.output.iopub import Publisher, escaping
 from jupyter_disttrain.rank.output.streams import RankStream, Turns
 
 from ..records import cell_started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
 
 LIBEVENT = (
     b"[warn] Epoll ADD(4) on fd 50 failed. Old events were 0; read change was 0 (none); write change was 1 (add); "
@@ -29,6 +40,46 @@ def test_unfinished_line_is_sent_before_the_next_cell_begins() -> None:
         print("working", end="", file=stream)
         Publisher(rank_end, turns, lambda _: b"").attribute_output(cell_started(1))
     assert handled == [b"working"]
+
+
+def test_what_a_signal_handler_prints_during_another_print_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    turns = Turns(SimpleNamespace(wait_read=lambda _: None))  # type: ignore[arg-type]
+    stream = RankStream(write, "stdout", turns)
+    monkeypatch.setattr(stream, "_wake_flusher", lambda: None)
+
+    def interrupt_next_send(handler: Callable[[], Any]) -> None:
+        def take(_stream: RankStream) -> None:
+            monkeypatch.setattr(turns, "take", lambda _: None)
+            handler()  # the signal's, on the thread that holds the lock
+
+        monkeypatch.setattr(turns, "take", take)
+
+    interrupt_next_send(lambda: stream.write("b"))
+    stream.write("a\nc")
+    stream.flush()
+    ended = threading.Thread(target=stream.write, args=("d",))
+    ended.start()
+    ended.join()
+    stream.write("e")
+    interrupt_next_send(stream.flush)
+    stream.flush()
+    assert os.read(read, 100) == b"a\nbcde"
+
+
+def test_text_that_utf_8_can_not_encode_is_escaped_beside_other_values_that_json_lacks() -> None:
+    packed = escaping(Session().pack)({"file": "\udc80", "half": ["\ud83d"], "loss": float("nan"), ("x",): 1})
+    assert json.loads(packed) == {"file": r"\udc80", "half": [r"\ud83d"], "loss": "nan", "('x',)": 1}
+    assert escaping(Session().pack)({"file": "\udc80"}) == rb'{"file": "\\udc80"}'
+
+
+def test_early_output_is_kept_in_part_until_the_log_has_a_path(tmp_path: Path) -> None:
+    log = RankLog(lambda *_: None)
+    for number in range(3):
+        log.write(f"{number}".encode() * (1 << 19), "stdout")
+    log.place(str(tmp_path / "rank.log"))
+    log.close()
+    assert (tmp_path / "rank.log").read_bytes() == b"1" * (1 << 19) + b"2" * (1 << 19)
 
 
 def test_libevent_message_on_a_dead_connection_is_dropped_and_others_are_kept() -> None:
