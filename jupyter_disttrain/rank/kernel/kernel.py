@@ -121,6 +121,8 @@ class RankKernel(IPythonParallelKernel):
             # wait forever.
             self._ignore_sigint()
             self._cell = None
+            if isinstance(error, OSError) and self._rank_end.close_if_damaged():
+                return  # the nanny reports why the rank ends
             reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
             group = "none" if self._request_handler.group is None else "broken"  # how many collectives ran is unknown
             self._reply(stream, ident, parent, reply, {"quiet": True, "group": group})

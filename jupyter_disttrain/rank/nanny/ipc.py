@@ -147,6 +147,17 @@ class RankEnd:
             sender.start()
             sender.join()
 
+    def close_if_damaged(self) -> bool:
+        """Close the socket, so that the nanny ends this rank, if a cell has closed another descriptor of this end."""
+        wire = self._wire
+        try:
+            for each in (wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file):
+                os.fstat(each)
+        except OSError:
+            wire.rank_socket.close()
+            return True
+        return False
+
     def send_identity(self, identity: dict[str, Any]) -> None:
         """Send what the nanny has to know of the rank, or a part of it."""
         self.send(IDENTITY, [json.dumps(identity).encode()])

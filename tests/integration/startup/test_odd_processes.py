@@ -68,9 +68,15 @@ def test_standard_descriptors_are_restored_for_the_next_cell(odd: Cluster, cell:
 
 
 def test_rank_that_closes_session_descriptors_is_replaced_and_reports_why(odd: Cluster) -> None:
-    with pytest.raises(RankFailure, match="ended, most likely because the cell had closed file desc"):
-        odd.run("import os\nif rank == 1: os.closerange(3, os.sysconf('SC_OPEN_MAX'))")
-    assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
+    only_stdout = (
+        "files = [f'/proc/self/fd/{number}' for number in os.listdir('/proc/self/fd')]\n"
+        "same = [file for file in files if os.path.exists(file) and os.path.samefile(file, '/proc/self/fd/1')]\n"
+        "for file in same if rank == 1 else ():\n    if not file.endswith('/1'): os.close(int(os.path.basename(file)))"
+    )
+    for close in ("if rank == 1: os.closerange(3, os.sysconf('SC_OPEN_MAX'))", only_stdout):
+        with pytest.raises(RankFailure, match="ended, most likely because the cell had closed file desc"):
+            odd.run(f"import os\n{close}")
+        assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
 def test_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
