@@ -68,7 +68,7 @@ def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached:
     """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
     The reports are in the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is
-    known if ``choose_network`` finds a network that all hosts that replied share.
+    known if ``choose_network`` finds a network that all hosts with addresses share.
 
     Parameters
     ----------
