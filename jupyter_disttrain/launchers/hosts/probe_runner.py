@@ -191,7 +191,7 @@ class _Probe:
                     env={**os.environ, "LC_ALL": "C"},  # error messages are parsed
                     start_new_session=True,  # so that its children, such as a jump host's ssh, can be ended with it
                 )
-                undo.callback(self.process.wait)
+                undo.enter_context(self.process)  # closes its pipes, and waits for its end
                 undo.callback(os.killpg, self.process.pid, signal.SIGKILL)
                 threading.Thread(target=self._read, name=f"disttrain survey of {host}", daemon=True).start()
             except OSError as error:
