@@ -133,6 +133,7 @@ STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
 START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
 
 # launchers.hosts.probe_runner
+SURVEY_CONNECT_SECONDS = 8  # for ssh to reach one address of a host; it may try two before the time limit
 SURVEY_END_SECONDS = 1.0  # for ssh to end by itself
 
 # client.transport.ssh_tunnel

@@ -11,7 +11,6 @@ writes files and holds the cluster's lock: as long as it runs, and not longer th
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import os
 import posixpath
@@ -23,6 +22,7 @@ import socket
 import subprocess
 import threading
 import time
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ OPTIONS = (
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 _METRICS = re.compile(r"rank\d+\.metrics\.jsonl")  # names of the files that a run's folder may bring here
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's parameter for the format of gzip
 MOST_METRICS_BYTES = 32 << 20  # of all ranks together; compressed, a tenth of that is transferred
 # The shell of a notebook that lost its network does not detect that for hours, and would hold the lock. The pid of a
 # shell that has ended may belong to another process by now: only a process that has the lock's file open is killed.
@@ -325,12 +326,12 @@ class Tunnel:
         lines = self.ask(script).splitlines()
         try:
             return {
-                posixpath.basename(name): gzip.decompress(base64.b64decode(content, validate=True)).decode(
+                posixpath.basename(name): zlib.decompress(base64.b64decode(content, validate=True), _GZIP).decode(
                     errors="replace"
                 )
                 for name, content in zip(lines[::2], lines[1::2], strict=True)
             }
-        except (OSError, ValueError, EOFError) as error:  # an empty line: gzip or base64 is not installed there
+        except (ValueError, zlib.error) as error:  # an empty line: gzip or base64 is not installed there
             raise LaunchError(
                 f"the files in {folder} on {self.host} can't be copied: {error}; gzip, base64, tail and tr have to be "
                 "installed there"

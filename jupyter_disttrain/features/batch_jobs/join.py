@@ -49,7 +49,7 @@ from ...protocol.file_lock import check_locks
 from ...protocol.ranks import counted
 from ...protocol.shared_memory import PREFIX, ROOT
 from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
-from ...rank.startup.connection import Connection
+from ...rank.startup.connection import CHANNELS, Connection
 from ...rank.startup.host_dir import make_private
 from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
 from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
@@ -262,14 +262,16 @@ def _start_controller(address: str, profile: Path, cluster_id: str, local: Path,
 
 
 def _wait_for_controller(controller: subprocess.Popen[bytes], profile: Path, cluster_id: str) -> dict[str, Any]:
-    """Wait until the controller listens, which it does after it has written its files; return the clients' file."""
-    file = profile / "security" / f"ipcontroller-{cluster_id}-client.json"
+    """Wait until the controller listens on all ports in its files; return the clients' file."""
+    files = [profile / "security" / f"ipcontroller-{cluster_id}-{who}.json" for who in ("engine", "client")]
     deadline = time.monotonic() + CONTROLLER_SECONDS
     while True:
         with contextlib.suppress(OSError, json.JSONDecodeError):
-            found: dict[str, Any] = json.loads(file.read_text())
-            socket.create_connection(Connection(file, found).place("control"), timeout=1).close()
-            return found
+            found = [Connection(file, json.loads(file.read_text())) for file in files]
+            for connection in found:
+                for channel in connection.info.keys() & CHANNELS:
+                    socket.create_connection(connection.place(channel), timeout=1).close()
+            return found[1].info
         if controller.poll() is not None or time.monotonic() > deadline:
             log = (_local(cluster_id) / CONTROLLER_LOG).read_text(errors="replace").strip()[-2000:]
             raise LaunchError(f"the controller on {socket.gethostname()} did not start: {log or 'it printed nothing'}")

@@ -9,6 +9,7 @@ scripts print too. The module needs only the standard library, and psutil where 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import ipaddress
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ def main() -> None:
                 except OSError as error:
                     answer = {"port": 0, "why": error.strerror, "address": request["address"]}
             else:
-                answer = {"unreached": unreached(request["targets"], request["limit_s"])}
+                answer = {"unreached": asyncio.run(unreached(request["targets"], request["limit_s"]))}
             print(f"{MARK}{json.dumps(answer)}", flush=True)  # noqa: T201
 
 
@@ -58,15 +58,22 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the client requested to know about this host."""
     sys.path[:] = [*request["python_path"], *(entry for entry in sys.path if entry)]
     found = package()
+    own: list[dict[str, Any]] = []
+    problems = list(problems_of_folders(request))
+    try:
+        own = addresses()
+    except ImportError as error:
+        if found["package_folder"]:  # else that it is missing is reported
+            problems.append((f"psutil can't be imported there ({error})", "install the same environment on all hosts"))
     return {
         "hostname": socket.gethostname(),
         "ssh_address": "".join(os.environ.get("SSH_CONNECTION", "").split()[2:3]).partition("%")[0],
-        "addresses": addresses(),
+        "addresses": own,
         "rdma_ports": rdma_ports(),
         "python": python_version(),
         "torch": version_of("torch"),
         **found,
-        "problems": list(problems_of_folders(request)),
+        "problems": problems,
         "gpus": gpus(),
         "daemon": version_of_daemon(request["mpiexec"]) if request["mpiexec"] else "",
         "time_s": time.time(),
@@ -152,10 +159,8 @@ def gpus() -> int:
 
 def addresses() -> list[dict[str, Any]]:
     """Return the addresses of all interfaces that are up and running, each with its interface and prefix length."""
-    try:
-        import psutil  # noqa: PLC0415  (the client's PYTHONPATH may lead to it)
-    except ImportError:  # reported with the package, which requires it
-        return []
+    import psutil  # noqa: PLC0415  (the client's PYTHONPATH may lead to it)
+
     running = psutil.net_if_stats()
     found = []
     for label, of_interface in psutil.net_if_addrs().items():
@@ -214,19 +219,21 @@ def listen(address: str) -> tuple[socket.socket, int]:
     return listener, listener.getsockname()[1]
 
 
-def unreached(targets: dict[str, list[Any]], limit_s: float) -> dict[str, str]:
+async def unreached(targets: dict[str, list[Any]], limit_s: float) -> dict[str, str]:
     """Connect to all addresses and ports at the same time; return the error of each that failed, by name."""
 
-    def connect(target: list[Any]) -> str:
+    async def connect(address: str, port: int) -> str:
         try:
-            socket.create_connection(tuple(target), limit_s).close()
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), limit_s)
+        except asyncio.TimeoutError:
+            return "no reply"
         except OSError as error:
-            return error.strerror or "no reply"
+            return os.strerror(error.errno) if error.errno else str(error)
+        writer.close()
         return ""
 
-    with ThreadPoolExecutor(max(1, len(targets))) as threads:
-        errors = zip(targets, threads.map(connect, targets.values()), strict=True)
-        return {name: error for name, error in errors if error}
+    errors = await asyncio.gather(*(connect(*target) for target in targets.values()))
+    return {name: error for name, error in zip(targets, errors, strict=True) if error}
 
 
 if __name__ == "__main__":

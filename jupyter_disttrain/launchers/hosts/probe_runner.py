@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
-from ...protocol.time_limits import SURVEY_END_SECONDS
+from ...protocol.time_limits import SURVEY_CONNECT_SECONDS, SURVEY_END_SECONDS
 from ...sigint import deferred_interrupts
 from ..ssh import SSH_OPTIONS
 from . import probe
@@ -60,14 +60,15 @@ _BOOT = (
 
 def survey(hosts: Sequence[str], ssh: Sequence[str], wanted: HostRequirements) -> list[HostReport]:
     """Query all hosts at once over ``ssh``, a command that takes OpenSSH's options; see :func:`survey_by`."""
-    return survey_by(lambda host, command: [*ssh, "-T", *SSH_OPTIONS, host, shlex.join(command)], hosts, wanted, {})
+    options = ["-T", "-o", f"ConnectTimeout={SURVEY_CONNECT_SECONDS}", *SSH_OPTIONS]  # ssh uses the first of each
+    return survey_by(lambda host, command: [*ssh, *options, host, shlex.join(command)], hosts, wanted, {})
 
 
 def survey_by(way: Way, hosts: Sequence[str], wanted: HostRequirements, reached: Mapping[str, str]) -> list[HostReport]:
     """Query all hosts at once; when it returns, every process that it started has ended, here and on the hosts.
 
     The reports are in the order of ``hosts``, also for those that could not be queried. Which hosts reach each other is
-    known if ``choose_network`` finds a network that all hosts that replied share.
+    known if ``choose_network`` finds a network that all hosts with addresses share.
 
     Parameters
     ----------
@@ -117,9 +118,9 @@ def _nonce(folder: Path | None) -> Iterator[str]:
 
 
 def _connect_all(probes: Mapping[str, _Probe], reports: list[HostReport], wanted: HostRequirements) -> list[HostReport]:
-    """Let every host that replied listen on its address, and connect to all hosts and to this machine."""
+    """Let every host that reported addresses listen on one, and connect to all hosts and to this machine."""
     try:
-        network = choose_network(own_addresses(), reports, wanted.interface)
+        network = choose_network(own_addresses(), [each for each in reports if each.addresses], wanted.interface)
     except LaunchError:
         return reports  # choosing the network again later reports the error
     addresses = {host: address.address for host, address in network.addresses.items()}
@@ -174,26 +175,35 @@ class _Probe:
         self._answers: queue.SimpleQueue[tuple[dict[str, Any] | None, float]] = queue.SimpleQueue()
         self.answered_s = 0.0  # time of the last reply, in seconds since the epoch; 0: none came
         self._chatter = ""  # output before a reply, e.g. of a login script
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the command has ended)
         self.has_ended = False  # whether its output has ended
         # Needed to load Python itself; the probe takes PYTHONPATH from the request.
         early = ["env", f"LD_LIBRARY_PATH={wanted.library_path}"] if wanted.library_path else []
         command = way(host, [*early, wanted.python, "-c", _BOOT])
-        try:
-            self.process = subprocess.Popen(  # noqa: S603
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                env={**os.environ, "LC_ALL": "C"},  # error messages are parsed
-                start_new_session=True,  # so that its children, such as a jump host's ssh, can be ended with it
-            )
-        except OSError as error:
-            self.errors.close()
-            raise LaunchError(
-                f"cannot run {command[0]}: {error.strerror}; install OpenSSH's client, or name another command"
-            ) from error
-        threading.Thread(target=self._read, name=f"disttrain survey of {host}", daemon=True).start()
+        with contextlib.ExitStack() as undo:
+            try:
+                # In memory: the error output must not be lost on a full disk.
+                self.errors = undo.enter_context(os.fdopen(os.memfd_create("disttrain-errors"), "rb"))
+                self.process = subprocess.Popen(  # noqa: S603
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self.errors,
+                    env={**os.environ, "LC_ALL": "C"},  # error messages are parsed
+                    start_new_session=True,  # so that its children, such as a jump host's ssh, can be ended with it
+                )
+                undo.enter_context(self.process)  # closes its pipes, and waits for its end
+                undo.callback(os.killpg, self.process.pid, signal.SIGKILL)
+                threading.Thread(target=self._read, name=f"disttrain survey of {host}", daemon=True).start()
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot run {command[0]}: {error.strerror}; install OpenSSH's client, or name another command"
+                ) from error
+            except RuntimeError as error:
+                raise LaunchError(
+                    f"cannot query {host}: {error}; raise this machine's limit of threads and processes (ulimit -u, or "
+                    "that of the container)"
+                ) from error
+            undo.pop_all()
         program = Path(probe.__file__).read_bytes()
         self.send(b"%d\n%s" % (len(program), program))
 

@@ -20,7 +20,7 @@ from ...errors import LaunchError, UsageError
 from ...protocol.ranks import counted
 from ...sigint import deferred_interrupts
 from .batch_script import batch_script, job_name, job_options
-from .cancel_on_exit import cancelled_on_exit
+from .cancel_on_exit import cancel_on_exit, guard, relieve
 from .commands import ask, slurm_environment
 from .job import SlurmJob
 from .job_state import UNKNOWN
@@ -255,12 +255,13 @@ def obtain(
     )
     script = batch_script(folders.cluster_id, start_file)
     has_name = any(name_of(option) == "job-name" for option in options.lines)
-    guard = taken.enter_context(cancelled_on_exit(folders, start_file))
     with deferred_interrupts():  # a job whose number was not read could not be cancelled
+        cancel_on_exit(folders, start_file)
+        taken.callback(relieve, start_file)
         job = SlurmJob.submit(script, own_options + options.lines, "" if has_name else job_name(folders.cluster_id))
         log = log.replace("%j", job.job_id)
-        taken.callback(_end, job, log)  # while ``guard`` still runs: if the notebook is killed, that cancels the job
-        guard(job.job_id)
+        taken.callback(_end, job, log)  # before ``relieve``: if the notebook is killed meanwhile, the job still ends
+        guard(start_file, job.job_id)
     state = job.wait_until_running(lambda state: report(waiting_text(state)))
     report(running_text(state))
     return AllocatedNodes(

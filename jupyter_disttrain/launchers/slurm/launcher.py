@@ -21,6 +21,7 @@ from ..mpi import MPIRanks
 from ..ssh import EARLY, rank_command
 from .allocated_nodes import AllocatedNodes, step_command
 from .batch_script import start_script
+from .cancel_on_exit import relieve
 from .monitor import JobMonitor
 
 _FOR_MPIRUN = ("OMPI_", "PRTE_", "PMIX_", MPI_PREFIX)  # prefixes of variables that mpirun reads itself
@@ -46,6 +47,7 @@ def write_script(allocated: AllocatedNodes, environment: dict[str, str], environ
     with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
         opened.write(text)
     half.rename(allocated.start_file)
+    relieve(allocated.start_file)  # from here on the job ends with its ranks, and those with the controller
     return heals
 
 

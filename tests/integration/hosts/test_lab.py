@@ -1,6 +1,6 @@
 """The lab's guarantees to tests on several hosts.
 
-Covers: killed hosts, Slurm on them, several labs, leftovers.
+Covers: what hosts do not share, closed ports, killed hosts, Slurm on them, several labs, leftovers.
 Does not cover: our own ranks on these hosts, whose tests fail without the lab's other faults and observations.
 """
 
@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
     from ...lab.slurm import Slurm
 
 KEEPS_A_LAB = "from tests.lab import Lab; lab = Lab(1); print(lab.place.lab_id, flush=True); input()"
+
+
+def test_hosts_share_neither_shared_memory_nor_the_temporary_folder(lab: Lab) -> None:
+    first, second, *_ = lab.hosts
+    for folder in ("/dev/shm", str(lab.folder / "tmp")):
+        lab.run(first, f"touch {folder}/mine")
+        assert "mine" not in lab.run(second, f"ls {folder}").split()
+        assert not (Path(folder) / "mine").exists()
+        lab.run(first, f"rm {folder}/mine")
+
+
+def test_closed_port_drops_packets_until_the_host_is_restored(breakable: Lab) -> None:
+    sshd = (breakable.address(breakable.hosts[0]), SSH_PORT)
+    breakable.firewall(breakable.hosts[0], SSH_PORT)
+    with pytest.raises(TimeoutError):  # neither accepted nor refused
+        socket.create_connection(sshd, timeout=0.3)
+    breakable.restore()
+    socket.create_connection(sshd).close()
 
 
 def test_killed_host_closes_no_connection_and_comes_back_empty(breakable: Lab) -> None:

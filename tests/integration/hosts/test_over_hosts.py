@@ -81,6 +81,7 @@ def test_model_is_trained_over_hosts(hosted: Cluster) -> None:
     first, last, weights = results[0]
     assert last < first / 10
     assert all(other[2] == weights for other in results.values())
+    assert set(hosted.run("comm is None").results.values()) == {hosted.config.launcher == "ssh"}
 
 
 def test_cells_output_and_values_cross_the_network_encrypted(hosted: Cluster, lab: Lab) -> None:

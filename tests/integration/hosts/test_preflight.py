@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from jupyter_disttrain.errors import LaunchError
 from jupyter_disttrain.launchers.hosts import probe
 from jupyter_disttrain.launchers.hosts.network import choose_network, describe
 from jupyter_disttrain.launchers.hosts.preflight import check
-from jupyter_disttrain.launchers.hosts.probe_runner import survey
+from jupyter_disttrain.launchers.hosts.probe_runner import survey, survey_by
 from jupyter_disttrain.launchers.hosts.report import HostReport, HostRequirements, own_addresses
 from jupyter_disttrain.launchers.mpi import find_mpiexec
 
@@ -184,6 +185,21 @@ def test_firewall_is_reported_with_the_addresses_it_separates(lab: Lab, wanted: 
     head = f"  node1, node2, node3: can't reach this machine at {lab.head_address} (no reply)"
     assert any(line.startswith(head) for line in lines)
     assert len(lines) == 3
+
+
+def test_host_without_addresses_does_not_hide_closed_ports_between_the_others(
+    lab: Lab, wanted: HostRequirements, tmp_path: Path
+) -> None:
+    (tmp_path / "psutil.py").write_text("raise ImportError('not built')")
+
+    def way(host: str, command: list[str]) -> list[str]:
+        lacking = ["env", f"PYTHONPATH={tmp_path}"] if host == "node3" else []
+        return [str(lab.ssh), host, shlex.join([*lacking, *command])]
+
+    with new_connections_dropped("eth0", 2222, *lab._hosts["node1"].enter()):
+        text = "\n".join(refusal(survey_by(way, lab.hosts, wanted, {}), wanted, [str(lab.ssh)]))
+    assert "\n  node3: psutil can't be imported there (not built); install" in text
+    assert "\n  node2: can't reach node1 (" in text
 
 
 def test_network_can_be_named_and_is_used_where_all_hosts_have_it(lab: Lab, wanted: HostRequirements) -> None:

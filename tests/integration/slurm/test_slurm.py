@@ -17,7 +17,7 @@ from jupyter_disttrain.errors import ClusterClosedError, UsageError
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import from_scontrol
 
-from ...support.process_tools import wait_until
+from ...support.process_tools import own_children, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,6 +133,7 @@ def silent(slurm: Slurm) -> Iterator[None]:
 def test_rank_that_dies_is_replaced_on_its_node_while_others_continue(batch: Slurm, lab: Lab) -> None:
     options = SlurmOptions(nodes=2, ntasks_per_node=1, start="srun")
     with Cluster(launcher="slurm", slurm=options, backend="none", report=lambda _words: None) as cluster:
+        assert not own_children("cancel_on_exit"), "the job now ends with its ranks, also after a detach"
         before = cluster.run("import os, socket; kept = rank; (os.getpid(), socket.gethostname())").results
         with pytest.raises(Exception, match="RankDied"):
             cluster.run("os.kill(os.getpid(), 9)", ranks=1)

@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.client.transport.ssh_tunnel import Tunnel
-from jupyter_disttrain.errors import UsageError
+from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs import join
 from jupyter_disttrain.rank.startup.startup_args import write_whole
 
@@ -67,7 +67,7 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
     (there / "death-1.json").write_text("")
     (there / "death-2.json").write_text('{"engine":')
     tunnel = Tunnel.__new__(Tunnel)
-    tunnel._profile, tunnel.folder = str(there), here
+    tunnel.host, tunnel._profile, tunnel.folder = "node1", str(there), here
     monkeypatch.setattr(tunnel, "ask", lambda script: subprocess.check_output(["sh", "-c", script], text=True))
     tunnel._fetch()
     found = {path.name: path.read_text() for path in here.iterdir()}
@@ -77,6 +77,9 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
         "death-1.json": "",
         "death-2.json": '{"engine":',
     }
+    monkeypatch.setattr(tunnel, "ask", lambda _script: "cluster.json\n\n")  # as a shell without gzip
+    with pytest.raises(LaunchError, match=r"on node1 can't be copied: .*; gzip, base64, .* installed there"):
+        tunnel._fetch()
 
 
 def test_notice_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
-"""Choose the network between hosts from their reports, with made-up addresses.
+"""Choose the network between hosts from their reports, with made-up addresses; faults of this machine in a survey.
 
 Does not cover: real hosts with real faults (``tests/integration/hosts/test_preflight.py``).
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,10 @@ from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers.hosts import probe
 from jupyter_disttrain.launchers.hosts.network import Network, choose_network, describe, device_environment
 from jupyter_disttrain.launchers.hosts.preflight import check_version
-from jupyter_disttrain.launchers.hosts.report import Address, HostReport
+from jupyter_disttrain.launchers.hosts.probe_runner import survey_by
+from jupyter_disttrain.launchers.hosts.report import Address, HostReport, HostRequirements
+
+from ...support.process_tools import own_children
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,3 +96,31 @@ def test_infiniband_sysfs_files_are_parsed(tmp_path: Path) -> None:
             (port / name).write_text(f"{text}\n")
     assert probe.rdma_ports(str(tmp_path)) == {"mlx5_0:1": "InfiniBand"}
     assert probe.rdma_ports(str(tmp_path / "none")) == {}
+
+
+def test_error_output_needs_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    wanted = HostRequirements.here(torch=False, shared_folder=tmp_path)
+    (report,) = survey_by(lambda *_: ["sh", "-c", "echo no route >&2; exit 5"], ["node1"], wanted, {})
+    assert (report.failure, report.exit_code) == ("no route", 5)
+
+
+def test_command_without_a_thread_that_reads_its_replies_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(LaunchError, match=r"cannot query node1: can't start new thread; raise .*ulimit -u"):
+        survey_by(lambda *_: ["sleep", "600"], ["node1"], HostRequirements.here(torch=False), {})
+    assert not own_children("600")
+
+
+def test_missing_psutil_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = str(tmp_path)
+    request = {"nonce": "", "mpiexec": None, "shared_folder": "", "temporary_folder": folder, "working_folder": folder}
+    found = probe.report({**request, "python_path": [], "least_free_bytes": 0})
+    ((what, remedy),) = found["problems"]
+    assert what.startswith("psutil can't be imported there (")
+    assert remedy == "install the same environment on all hosts"

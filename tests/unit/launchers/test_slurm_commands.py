@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import signal
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from jupyter_disttrain.launchers.slurm import batch_script, cancel_on_exit, comm
 from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, Allocation, step_command
 from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState
-from jupyter_disttrain.launchers.slurm.launcher import StepRanks
+from jupyter_disttrain.launchers.slurm.launcher import StepRanks, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,24 +59,29 @@ def bash(script: str, *arguments: str, text: str = "") -> subprocess.CompletedPr
 # A job that is of no use
 
 
-@pytest.mark.parametrize("has_ranks", [False, True])
-def test_job_of_a_notebook_that_has_ended_is_cancelled_unless_ranks_were_started(folder: Path, has_ranks: bool) -> None:
-    start, profile, run = folder / "profile" / "start.sh", folder / "profile", folder / "run"
+def test_job_of_a_notebook_that_has_ended_is_cancelled_with_its_folders(folder: Path) -> None:
+    profile, run = folder / "profile", folder / "run"
     profile.mkdir()
     run.mkdir()
-    if has_ranks:
-        start.touch()
-    done = bash(cancel_on_exit._PROGRAM, str(start), "/bin/echo", str(run), str(profile), text="7\n")
-    assert done.stdout == ("" if has_ranks else "7\n")
-    assert (profile.exists(), run.exists()) == (has_ranks, has_ranks)
+    assert bash(cancel_on_exit._PROGRAM, "/bin/echo", str(run), str(profile), text="7\n").stdout == "7\n"
+    assert not profile.exists()
+    assert not run.exists()
 
 
-def test_job_is_not_cancelled_by_the_process_that_its_notebook_has_ended(fake: Fake, folder: Path) -> None:
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_process_that_cancels_the_job_ends_once_it_is_not_needed(fake: Fake, folder: Path, has_ranks: bool) -> None:
     folders = Folders(profile=folder / "profile", run=folder / "run", local=folder / "local", cluster_id="x")
     folders.run.mkdir()
     fake("scancel", f"touch {folder}/cancelled")
-    with cancel_on_exit.cancelled_on_exit(folders, str(folder / "start.sh")) as guard:
-        guard("7")
+    allocated = dataclasses.replace(OWN, start_file=str(folder / "start.sh"), starts_with="srun")
+    cancel_on_exit.cancel_on_exit(folders, allocated.start_file)
+    process = cancel_on_exit._processes[allocated.start_file]
+    cancel_on_exit.guard(allocated.start_file, "7")
+    if has_ranks:
+        write_script(allocated, {}, "environment.json", "")
+    else:
+        cancel_on_exit.relieve(allocated.start_file)
+    assert process.returncode == -signal.SIGKILL
     assert not (folder / "cancelled").exists()
     assert folders.run.exists()
 

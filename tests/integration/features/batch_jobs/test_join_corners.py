@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,20 +21,36 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client import attach
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.features.batch_jobs import join
+from jupyter_disttrain.protocol.controller_args import choose_ports
 from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
 from jupyter_disttrain.rank.startup.startup_args import JoinArgs, Setup
 
 from ....support.join_tools import ENGINE, LAUNCHED_BY_HAND, Job, start_process
 from ....support.process_tools import controllers_of, processes_of_cluster, wait_until
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def test_file_is_used_if_empty_refused_while_a_job_of_any_version_runs_and_kept_if_it_belongs_to_another(
+
+def test_user_file_is_kept_and_an_empty_one_is_used_and_removed_with_the_job(file: Path, jobs: list[Job]) -> None:
+    file.touch()
+    own = file.with_name("train.json")
+    own.write_text('{"lr": 0.1}')
+    refused = start_process(jobs, own, 0, 1, log="refused.log")
+    taken = start_process(jobs, file, 0, 1)
+    assert refused.end() == 1
+    assert "name another file with --join" in refused.output
+    assert own.read_text() == '{"lr": 0.1}'
+    assert wait_until(lambda: bool(file.read_text()))
+    taken.terminate()
+    assert wait_until(lambda: not file.exists())
+
+
+def test_file_is_refused_while_a_job_of_any_version_runs_and_kept_if_it_belongs_to_another(
     file: Path, jobs: list[Job]
 ) -> None:
-    file.touch()
     first = start_process(jobs, file, 0, 1)
-    assert wait_until(lambda: bool(file.read_text()))
-    content = json.loads(file.read_text())
+    content = first.wait_for_file(file)
     file.write_text(json.dumps(content | {"version": "0.0.1", "of_another_version": 1}))
     second = start_process(jobs, file, 0, 1, log="second.log")
     assert second.end() == 1
@@ -46,9 +62,9 @@ def test_file_is_used_if_empty_refused_while_a_job_of_any_version_runs_and_kept_
     assert file.read_text() == others
 
 
-@pytest.mark.parametrize("trouble", ["ports", "controller", "file"])
+@pytest.mark.parametrize("trouble", ["ports", "controller", "taken", "file"])
 def test_job_that_cannot_start_reports_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: socket.socket, trouble: str
 ) -> None:
     name = f"begin-{trouble}"
     file = tmp_path / f"{name}.json"
@@ -61,6 +77,11 @@ def test_job_that_cannot_start_reports_why_and_leaves_nothing(
         monkeypatch.setattr(join, "choose_ports", lambda _address, count: [1] * count)  # a privileged port
         monkeypatch.setattr(join, "CONTROLLER_SECONDS", 0.0)
         message = "the controller on .* did not start"
+    elif trouble == "taken":
+        ports = choose_ports("127.0.0.1", 2 * join.PORTS)
+        monkeypatch.setattr(join, "choose_ports", lambda *_: ports)
+        taken.bind(("127.0.0.1", ports[1]))  # of the ranks' control channel; it does not listen
+        message = "(?s)the controller on .* did not start: .*Address already in use"
     else:
         monkeypatch.setattr(join.JobFile, "write", _no_room)
         message = "can't write .*: No space left on device; name another file"
@@ -69,6 +90,13 @@ def test_job_that_cannot_start_reports_why_and_leaves_nothing(
         join.join(Setup(environment="", host="", ranks=1, join=setup))
     assert not list(tmp_path.iterdir())
     assert not list(ROOT.glob(f"{PREFIX}{name}-*"))
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A socket that a test may bind."""
+    with socket.socket() as taken:
+        yield taken
 
 
 def _no_ports(_address: str, _count: int) -> list[int]:
