@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_SLOTS = 4096  # ranks on one host
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
-# A name never begins with a dash: ssh would take it for an option.
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
-_BRACKETS = re.compile(r"^(?P<user>[^@\[\]]*@)?\[(?P<address>[^\[\]]+)\](?::(?P<slots>.*))?$")
+# Neither a user nor a name begins with a dash: ssh would take it for an option.
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_HOST = re.compile(
+    rf"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[^\[\]]+)\])(?::(?P<slots>[^:]*))?"
+)
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
-_MAY_BE_IPV6 = re.compile(r"^[0-9A-Fa-f:.%]+$")
 _HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4"
+_HOW_IN_FILE = "write a host on each line, e.g. node1 slots=4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,31 +171,14 @@ def _hostfile_line(fields: list[str], where: str) -> HostSlots:
 
 def _one(text: str, where: str) -> HostSlots:
     """Parse one host."""
-    brackets = _BRACKETS.match(text)
-    if brackets:
-        user, name, slots = brackets["user"] or "", brackets["address"], brackets["slots"]
-        if not _is_ipv6(name):
-            raise UsageError(f"{name!r} {where} is not a valid IPv6 address; {_HOW}")
-    else:
-        user, name, slots = _split(text, where)
-    if user and not _USER.match(user[:-1]):
-        raise UsageError(f"cannot read the user in {text!r} {where}; {_HOW}")
-    return HostSlots(name=user + name, slots=None if slots is None else _number(slots, text, where))
-
-
-def _split(text: str, where: str) -> tuple[str, str, str | None]:
-    user, at, rest = text.rpartition("@")
-    if rest.count(":") > 1 and _MAY_BE_IPV6.match(rest):
-        raise UsageError(f"in {text!r} {where} the number of ranks can't be separated from the address; {_HOW}")
-    name, colon, slots = rest.partition(":")
-    if not _NAME.match(name) or ":" in slots:
-        raise UsageError(f"cannot read {text!r} {where}; {_how(where)}")
-    return user + at, name, slots if colon else None
-
-
-def _how(where: str) -> str:
-    """Return how to write hosts there: in an option, or in a file."""
-    return _HOW if "--hosts" in where else "write a host on each line, e.g. node1 slots=4"
+    found = _HOST.fullmatch(text)
+    if found is None or (found["ipv6"] and not _is_ipv6(found["ipv6"])):
+        raise UsageError(f"cannot read {text!r} {where}; {_HOW if '--hosts' in where else _HOW_IN_FILE}")
+    slots = found["slots"]
+    return HostSlots(
+        name=(found["user"] or "") + (found["name"] or found["ipv6"]),
+        slots=None if slots is None else _number(slots, text, where),
+    )
 
 
 def _number(text: str, whole: str, where: str) -> int:
@@ -212,7 +196,7 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     # ssh substitutes the name in commands of its configuration (ProxyCommand ... %h), which a shell runs.
-    return address.scope_id is None or _NAME.match(address.scope_id) is not None
+    return address.scope_id is None or re.fullmatch(_NAME, address.scope_id) is not None
 
 
 def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:
