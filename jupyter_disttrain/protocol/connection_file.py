@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-FIRST_THAT_ENDS = 5  # version of Open MPI, whose calls can be aborted
+FIRST_THAT_ENDS = 5  # version of Open MPI whose calls can be aborted; also the first with its options over hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +101,19 @@ class JobFile(JobTrace):
         Raises
         ------
         ValueError
-            If it is something else; the message is empty, or the version that wrote it.
+            If it is something else, or of another version; the message continues a sentence that begins with the path.
         """
-        content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError  # noqa: TRY004  (it is about what is in the file)
-        if content.get("version") != package_version():
-            raise ValueError(str(content.get("version", "")))
         try:
-            return cls(**content)
-        except TypeError as error:
-            raise ValueError from error
+            content = json.loads(text)
+            version = content["version"]
+            if version == package_version():
+                return cls(**content)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError("is not the file of a job that was started with --join") from error
+        raise ValueError(
+            f"was written by version {version} of jupyter_disttrain, and this is version {package_version()}; install "
+            "the same version for the notebook and the job"
+        )
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""
@@ -146,8 +148,12 @@ def check_beside(folder: Path, file: Path) -> None:
 
 
 def can_end_calls(mpi: str) -> bool:
-    """Whether calls of this MPI can be aborted from outside: Open MPI from 5 on; ``mpi`` is its version string."""
-    found = re.search(r"Open MPI v(\d+)", mpi)
+    """Whether calls of this MPI can be aborted from outside: Open MPI from 5 on.
+
+    ``mpi`` is the version as the library reports it (``"Open MPI v5.0.8, ..."``) or ``mpiexec --version`` does
+    (``"mpirun (Open MPI) 5.0.8"``).
+    """
+    found = re.search(r"Open MPI(?: v|\) )(\d+)", mpi)
     return found is not None and int(found[1]) >= FIRST_THAT_ENDS
 
 
@@ -167,10 +173,4 @@ def parse_job_file(text: str, path: str) -> JobFile:
     try:
         return JobFile.parse(text)
     except ValueError as error:
-        version = str(error) if type(error) is ValueError else ""
-        if version:
-            raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and this is version "
-                f"{package_version()}; install the same version for the notebook and the job"
-            ) from error
-        raise UsageError(f"{path} is not the file of a job that was started with --join") from error
+        raise UsageError(f"{path} {error}") from error
