@@ -36,10 +36,7 @@ def _other_owner(found: os.stat_result) -> str:
 def open_own(path: str | os.PathLike[str]) -> int:
     """Open a regular file of this user for reading and return its descriptor.
 
-    Raises
-    ------
-    OSError
-        If it can't be read, or ``PermissionError`` with the owner's name if it belongs to another user.
+    Raises an OSError if it can't be read, or ``PermissionError`` with the owner's name if it belongs to another user.
     """
     # A pipe that another user put there must not block the reader.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -56,10 +53,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
 def read_own(path: str | os.PathLike[str]) -> str:
     """Return the content of a file of this user.
 
-    Raises
-    ------
-    OSError
-        As :func:`open_own`.
+    Raises as :func:`open_own`.
     """
     with os.fdopen(open_own(path), encoding="utf-8", errors="replace") as file:
         return file.read()
@@ -92,10 +86,7 @@ def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
 def check_private(folder: Path, shared_mode: int = 0o077) -> None:
     """Refuse a folder that another user may have made or may change.
 
-    Raises
-    ------
-    PermissionError
-        With the reason.
+    Raises a PermissionError with the reason.
     """
     reason = why_not_private(folder, shared_mode)
     if reason:
@@ -107,10 +98,7 @@ def make_private(folder: Path) -> None:
 
     Missing parents are made with the mode that the umask gives.
 
-    Raises
-    ------
-    PermissionError
-        If the folder exists and belongs to another user, or other users may enter it.
+    Raises a PermissionError if the folder exists and belongs to another user, or other users may enter it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -122,10 +110,7 @@ def make_private_below(folder: Path, top: Path) -> None:
 
     ``mkdir(parents=True)`` gives the parents the mode of the umask, with which a group may put files into them.
 
-    Raises
-    ------
-    PermissionError
-        If one of them belongs to another user.
+    Raises a PermissionError if one of them belongs to another user.
     """
     top.mkdir(parents=True, exist_ok=True)
     for each in reversed([folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]):

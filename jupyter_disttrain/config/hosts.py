@@ -110,10 +110,7 @@ def take_hosts(
 ) -> tuple[HostSlots, ...]:
     """Take the first ``node_count`` hosts, each with ``process_count_per_node`` ranks; None changes nothing.
 
-    Raises
-    ------
-    UsageError
-        If there are fewer hosts than asked for, or if a number is below 1.
+    Raises a UsageError if there are fewer hosts than asked for, or if a number is below 1.
     """
     if node_count is not None and not 1 <= node_count <= len(hosts):
         named = ", ".join(host.name for host in hosts)
@@ -131,10 +128,7 @@ def take_hosts(
 def split_command(text: str) -> list[str]:
     """Split an ssh command, with its options and variables, into arguments.
 
-    Raises
-    ------
-    UsageError
-        If a quote does not end, or it is empty.
+    Raises a UsageError if a quote does not end, or it is empty.
     """
     try:
         arguments = [os.path.expandvars(argument) for argument in shlex.split(text)]

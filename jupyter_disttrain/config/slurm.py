@@ -55,10 +55,7 @@ _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(?::\d\d){0,2}|(?i:unlimi
 class SlurmOptions:
     """A validated request.
 
-    Raises
-    ------
-    UsageError
-        If a value can't be used; the message names the option and valid values.
+    Raises a UsageError if a value can't be used; the message names the option and valid values.
     """
 
     nodes: int | None = None  # None: those of the allocation, or 1
@@ -141,10 +138,7 @@ class SlurmOptions:
 def gpu_count(gpus_per_node: str) -> int:
     """Return the number of GPUs of ``"4"``, ``"a100:4"`` or ``"a100:2,v100:2"``.
 
-    Raises
-    ------
-    UsageError
-        If it can't be parsed, or is zero.
+    Raises a UsageError if it can't be parsed, or is zero.
     """
     found = [_GPUS.fullmatch(part) for part in gpus_per_node.split(",")]
     count = sum(int(each[1]) for each in found if each)

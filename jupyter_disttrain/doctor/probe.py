@@ -40,10 +40,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    Raises
-    ------
-    ProbeError
-        If it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
+    Raises a ProbeError if it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
     """
     try:
         done = run_command(command, timeout_s, environment)
@@ -66,10 +63,7 @@ def _last_line(text: str) -> str:
 def torch_build() -> dict[str, Any]:
     """Return torch's build and the devices it finds; cached, since importing torch takes seconds.
 
-    Raises
-    ------
-    ProbeError
-        If torch does not load.
+    Raises a ProbeError if torch does not load.
     """
     try:
         build: dict[str, Any] = json.loads(_last_line(run([sys.executable, "-c", _TORCH])))

@@ -47,10 +47,7 @@ class Folders:
     def make(cls, name: str) -> Folders:
         """Create all folders, readable by this user only.
 
-        Raises
-        ------
-        LaunchError
-            If a folder can't be created; the message names it and the reason.
+        Raises a LaunchError if a folder can't be created; the message names it and the reason.
         """
         cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
         local = make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it

@@ -39,10 +39,7 @@ LEAST_SHARED_BYTES = 1 << 20  # of shared memory: with less, Open MPI's ranks on
 def find_mpiexec() -> str:
     """Return the mpiexec to use: the site's, else the one of this Python's environment.
 
-    Raises
-    ------
-    LaunchError
-        If there is none; the message names the remedy.
+    Raises a LaunchError if there is none; the message names the remedy.
     """
     own = Path(sys.executable).parent
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -63,10 +60,8 @@ def mpiexec_over_hosts(without: str) -> str:
 
     ``without`` is the option that starts ranks on hosts without MPI, for the message.
 
-    Raises
-    ------
-    LaunchError
-        If there is none, or it is not that of Open MPI from 5 on; the message has its version, and the remedy.
+    Raises a LaunchError if there is none, or it is not that of Open MPI from 5 on; the message has its version, and the
+    remedy.
     """
     mpiexec = find_mpiexec()
     output = version_output(mpiexec)
@@ -86,10 +81,7 @@ def mpiexec_over_hosts(without: str) -> str:
 def version_output(mpiexec: str) -> str:
     """Return the output of mpiexec --version.
 
-    Raises
-    ------
-    LaunchError
-        If that fails; the message has its output.
+    Raises a LaunchError if that fails; the message has its output.
     """
     try:
         done = run_command([mpiexec, "--version"], VERSION_SECONDS)

@@ -52,10 +52,7 @@ def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str
 
     ``wanted`` are further ones that the user requested: ``"NAME"``, or ``"NAME=VALUE"``.
 
-    Raises
-    ------
-    UsageError
-        If a requested name is not set.
+    Raises a UsageError if a requested name is not set.
     """
     chosen = {
         name: value

@@ -45,10 +45,7 @@ class JobTrace:
     def parse(cls, text: str) -> Self:
         """Parse the file of any version.
 
-        Raises
-        ------
-        ValueError
-            If it is no job's file.
+        Raises a ValueError if it is no job's file.
         """
         content = json.loads(text)
         try:
@@ -98,10 +95,8 @@ class JobFile(JobTrace):
     def parse(cls, text: str) -> Self:
         """Parse what :meth:`write` wrote.
 
-        Raises
-        ------
-        ValueError
-            If it is something else, or of another version; the message continues a sentence that begins with the path.
+        Raises a ValueError if it is something else, or of another version; the message continues a sentence that begins
+        with the path.
         """
         try:
             content = json.loads(text)
@@ -136,12 +131,7 @@ def check_beside(folder: Path, file: Path) -> None:
     If the file itself, which is made with mode 0600, has another mode, its file system keeps no modes: then only the
     owner of the folder is checked.
 
-    Raises
-    ------
-    PermissionError
-        With the reason.
-    OSError
-        If there is no such folder.
+    Raises a PermissionError with the reason, or an OSError if there is no such folder.
     """
     keeps_modes = not file.stat().st_mode & 0o077
     check_private(folder, 0o077 if keeps_modes else 0)
@@ -165,10 +155,7 @@ def package_version() -> str:
 def parse_job_file(text: str, path: str) -> JobFile:
     """Return the content of a job's file.
 
-    Raises
-    ------
-    UsageError
-        If it is something else, or of another version.
+    Raises a UsageError if it is something else, or of another version.
     """
     try:
         return JobFile.parse(text)

@@ -80,10 +80,7 @@ def choose_ports(address: str, count: int) -> list[int]:
     The controller binds them a moment later, while ``mpiexec`` and others start and request ports. Where the system's
     range covers nearly all ports, one may be taken meanwhile; then the controller exits with an error.
 
-    Raises
-    ------
-    OSError
-        If there are too few.
+    Raises an OSError if there are too few.
     """
     try:
         first, last = map(int, EPHEMERAL.read_text().split())

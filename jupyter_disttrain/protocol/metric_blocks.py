@@ -85,10 +85,7 @@ def pack(samples: Iterable[Sample], cell: int | None) -> bytes:
 def unpack(data: bytes) -> Samples:
     """Read what :func:`pack` made; the numbers are not copied.
 
-    Raises
-    ------
-    ValueError
-        If it is something else.
+    Raises a ValueError if it is something else.
     """
     view = memoryview(data)
     try:

@@ -320,10 +320,7 @@ def _kinds_by_name() -> dict[str, type[Request]]:
 def decode(content: dict[str, Any]) -> Request:
     """Decode a request.
 
-    Raises
-    ------
-    ValueError
-        If this version has no such request.
+    Raises a ValueError if this version has no such request.
     """
     kind = _kinds_by_name().get(content["do"])
     if kind is not None:
@@ -354,10 +351,7 @@ class Handlers:
     def serve(self, owner: Any, content: dict[str, Any], *args: Any) -> Any:
         """Call the owner's method for a request, with the record in place of its JSON form.
 
-        Raises
-        ------
-        ValueError
-            If the request is unknown, or is served elsewhere.
+        Raises a ValueError if the request is unknown, or is served elsewhere.
         """
         request = decode(content)
         if type(request) not in self._methods:

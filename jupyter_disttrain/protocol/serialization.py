@@ -54,10 +54,7 @@ def dump_value(value: Any) -> tuple[bytes, list[memoryview]]:
 def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
     """Pickle named values as one dict, so that objects they share stay shared.
 
-    Raises
-    ------
-    UnserializableValueError
-        If a value can't be pickled; the message names each such value.
+    Raises an UnserializableValueError if a value can't be pickled; the message names each such value.
     """
     try:
         return dump_value(dict(values))
@@ -71,10 +68,8 @@ def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
 def check_whole(values: Mapping[str, Any]) -> None:
     """Refuse an optimizer without its parameters: the received one would step copies that no model uses.
 
-    Raises
-    ------
-    UnserializableValueError
-        If an optimizer or a scheduler is to be sent without its parameters or its optimizer; the message names it.
+    Raises an UnserializableValueError if an optimizer or a scheduler is to be sent without its parameters or its
+    optimizer; the message names it.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -169,10 +164,8 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
 def load_from(rank: int, buffers: Sequence[Any]) -> Any:
     """Unpickle what a rank sent.
 
-    Raises
-    ------
-    UnserializableValueError
-        If the notebook can't unpickle it, e.g. because its module is installed for the ranks only.
+    Raises an UnserializableValueError if the notebook can't unpickle it, e.g. because its module is installed for the
+    ranks only.
     """
     try:
         return load_value(buffers[0], buffers[1:])

@@ -121,10 +121,7 @@ def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]
 def drop(folder: str | None, note: dict[str, Any] | None) -> None:
     """Remove the file from the shelf; a process that has mapped it keeps the memory.
 
-    Raises
-    ------
-    ValueError
-        If the note names no file of the shelf.
+    Raises a ValueError if the note names no file of the shelf.
     """
     if note is not None:
         _path(folder, note).unlink(missing_ok=True)
