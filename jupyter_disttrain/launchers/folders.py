@@ -106,11 +106,6 @@ class Folders:
         return brought if brought.is_dir() else self.run
 
     @property
-    def shelf(self) -> Path | None:
-        """The folder for large values; None without shared memory."""
-        return self.local if self.local.parent == ROOT else None
-
-    @property
     def shelf_token(self) -> str:
         """A random text in ``local``, which a folder of the same path on another host does not have."""
         return (self.local / NOTEBOOK).read_text()
@@ -122,8 +117,8 @@ class Folders:
 
     @property
     def shelf_name(self) -> str | None:
-        """The path of :attr:`shelf`; None without shared memory."""
-        return None if self.shelf is None else str(self.shelf)
+        """The path of the folder for large values; None without shared memory."""
+        return str(self.local) if self.local.parent == ROOT else None
 
     @property
     def sockets(self) -> str:

@@ -123,10 +123,8 @@ class _Pickler(cloudpickle.Pickler):
             raise UnserializableValueError(
                 "a DistributedDataParallel belongs to its process group; send model.module or model.state_dict()"
             )
-        if torch is not None and isinstance(obj, torch.Tensor):
-            reduced = _reduce_tensor(obj, torch)
-            if reduced is not None:
-                return reduced
+        if torch is not None and isinstance(obj, torch.Tensor) and (reduced := _reduce_tensor(obj, torch)) is not None:
+            return reduced
         return super().reducer_override(obj)
 
 
@@ -150,12 +148,10 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
 
     kind = getattr(torch, dtype)
     view = memoryview(memory)
-    if not view.nbytes:
-        tensor = torch.empty(shape, dtype=kind)
-    elif view.readonly:
-        tensor = torch.frombuffer(bytearray(view), dtype=kind).reshape(shape)
+    if view.nbytes:
+        tensor = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=kind).reshape(shape)
     else:
-        tensor = torch.frombuffer(view, dtype=kind).reshape(shape)
+        tensor = torch.empty(shape, dtype=kind)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
