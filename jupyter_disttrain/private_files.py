@@ -68,12 +68,7 @@ def write_private(path: Path, content: str) -> None:
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
     """Return what gives another user access to a folder; empty if nothing does.
 
-    Parameters
-    ----------
-    folder
-        An existing folder; a link in its place is not followed.
-    shared_mode
-        The bits of the mode that must not be set.
+    ``shared_mode`` are the bits of the mode that must not be set. A link in place of the folder is not followed.
     """
     found = folder.lstat()
     if reason := _other_owner(found):

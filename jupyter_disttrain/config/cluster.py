@@ -192,17 +192,9 @@ def check_name(name: str) -> None:
 
 
 def parse_roles(text: str | None) -> Roles:
-    """Parse TensorFlow's roles, such as ``"worker=2,ps=1"``.
+    """Parse TensorFlow's roles, such as ``"worker=2,ps=1"``, each with its number of ranks; empty for no text.
 
-    Returns
-    -------
-    tuple
-        Each role with its number of ranks, in the order of the text; empty for no text.
-
-    Raises
-    ------
-    UsageError
-        If a part can't be parsed; the message names it.
+    Raises a UsageError if a part can't be parsed; the message names it.
     """
     roles: dict[str, int] = {}
     for part in (text or "").replace(" ", "").split(",") if text else ():

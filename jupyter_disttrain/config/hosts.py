@@ -47,26 +47,12 @@ def total_slots(hosts: Sequence[HostSlots]) -> int | None:
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Parse the hosts of ``--hosts``.
+    """Parse the hosts of ``--hosts``; returns each once, in the order of the text, at least one.
 
-    Parameters
-    ----------
-    text
-        Hosts separated by commas or spaces; each may have its number of ranks after a colon, and a user before an
-        ``@``. A host that is named several times gets the sum; each mention without a number counts as one.
+    They are separated by commas or spaces; each may have its number of ranks after a colon, and a user before an ``@``.
+    A host that is named several times gets the sum; each mention without a number counts as one. Raises a UsageError if
+    a part can't be parsed, or if localhost is named beside other hosts.
 
-    Returns
-    -------
-    tuple of HostSlots
-        In the order of the text, each host once, never empty.
-
-    Raises
-    ------
-    UsageError
-        If a part can't be parsed, or if localhost is named beside other hosts.
-
-    Examples
-    --------
     >>> parse_hosts("node1:4,node2:4")
     (HostSlots(name='node1', slots=4), HostSlots(name='node2', slots=4))
     """
@@ -79,15 +65,8 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
 def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
     """Read a hostfile: Open MPI's form (``node1 slots=4``), MPICH's (``node1:4``), or a host on each line.
 
-    Returns
-    -------
-    tuple of HostSlots
-        In the order of the file, each host once with the sum of its lines, never empty.
-
-    Raises
-    ------
-    UsageError
-        If the file can't be read, or a line of it can't be parsed; the message names the line.
+    Returns each host once, with the sum of its lines, in the order of the file, at least one. Raises a UsageError if
+    the file can't be read, or a line of it can't be parsed; the message names the line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()

@@ -110,17 +110,9 @@ class SlurmOptions:
         return self.ntasks_per_node or (None if self.gpus_per_node is None else gpu_count(self.gpus_per_node))
 
     def shape(self, ranks: int | None = None) -> tuple[int, int]:
-        """Return nodes and ranks per node of a job to be submitted.
+        """Return nodes and ranks per node of a job to be submitted; ``ranks`` is the total where the user gave ``-n``.
 
-        Parameters
-        ----------
-        ranks
-            The total number, where the user gave ``-n``.
-
-        Raises
-        ------
-        UsageError
-            If the three numbers contradict each other.
+        Raises a UsageError if the three numbers contradict each other.
         """
         per_node = self.per_node
         if ranks is None:
@@ -148,18 +140,10 @@ def gpu_count(gpus_per_node: str) -> int:
 
 
 def parse_more(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Parse options of sbatch, such as ``["--qos", "high", "--exclusive", "--mem=64G"]``.
+    """Parse options of sbatch, such as ``["--qos", "high"]``; returns each as ``--name=value`` or ``--name``.
 
-    Returns
-    -------
-    tuple of str
-        Each as ``--name=value`` or ``--name``.
-
-    Raises
-    ------
-    UsageError
-        If an argument is no long option nor the value of one, or if the user can't set the option; the message gives
-        the reason.
+    Raises a UsageError if an argument is no long option nor the value of one, or if the user can't set the option; the
+    message gives the reason.
     """
     found: list[str] = []
     takes_value = False  # whether the option before could take a value

@@ -34,16 +34,9 @@ def run(
 ) -> int:
     """Run the checks and write a line for each; return the exit status: 1 if one failed, 2 without a GPU.
 
-    Parameters
-    ----------
-    device
-        ``"cuda"``, or ``"cpu"`` to try the checks themselves.
-    ranks
-        None: one per GPU, at most 8; four on one GPU; three on the CPU.
-    only
-        Names of checks; empty: all.
-    long
-        Watch released ranks for ten minutes each, in which torch's watchdogs could end them.
+    ``device`` is ``"cuda"``, or ``"cpu"`` to try the checks themselves; ``ranks`` None: one per GPU, at most 8; four on
+    one GPU; three on the CPU; ``only`` are names of checks, empty for all. ``long`` watches released ranks for ten
+    minutes each, in which torch's watchdogs could end them.
     """
     unknown = [name for name in only if name not in CHECKS]
     why = f"there is no check {unknown[0]!r}; choose from {', '.join(CHECKS)}" if unknown else why_not(device)

@@ -48,8 +48,6 @@ def counted(count: int, noun: str) -> str:
 def format_ranks(ranks: Iterable[int]) -> str:
     """Format ranks as ranges.
 
-    Examples
-    --------
     >>> format_ranks([0, 1, 2, 5])
     '0-2,5'
     """
@@ -69,8 +67,6 @@ def label_ranks(ranks: Iterable[int]) -> str:
 def short_label(ranks: Iterable[int]) -> str:
     """Format ranks with their noun, abbreviated for many scattered ranks.
 
-    Examples
-    --------
     >>> short_label(range(2, 64, 3))
     '21 ranks: 2,5,…,62'
     """

@@ -28,15 +28,8 @@ if TYPE_CHECKING:
 def dump_value(value: Any) -> tuple[bytes, list[memoryview]]:
     """Pickle a value, with large memory as separate buffers.
 
-    Returns
-    -------
-    pickled, buffers
-        The pickle, and the memory that :func:`load_value` needs beside it, in order, each as plain bytes.
-
-    Raises
-    ------
-    UnserializableValueError
-        If a part of the value can't be pickled; the message names the type and the reason.
+    Returns the pickle, and the memory that :func:`load_value` needs beside it, in order, each as plain bytes. Raises an
+    UnserializableValueError if a part of the value can't be pickled; the message names the type and the reason.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
