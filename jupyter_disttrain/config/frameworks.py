@@ -75,11 +75,7 @@ def tf_config(rank: int, places: Sequence[str], roles: Roles) -> dict[str, objec
     >>> tf_config(2, ["a:1", "a:2", "b:1"], (("worker", 2), ("ps", 1)))
     {'cluster': {'worker': ['a:1', 'a:2'], 'ps': ['b:1']}, 'task': {'type': 'ps', 'index': 0}}
     """
-    cluster: dict[str, list[str]] = {}
-    task: dict[str, object] = {}
-    left = list(enumerate(places))
-    for role, count in roles:
-        members, left = left[:count], left[count:]
-        cluster[role] = [place for _, place in members]
-        task |= {"type": role, "index": rank - members[0][0]} if rank in dict(members) else {}
-    return {"cluster": cluster, "task": task}
+    tasks: list[dict[str, object]] = [{"type": role, "index": at} for role, count in roles for at in range(count)]
+    placed = list(zip(places, tasks, strict=False))
+    cluster = {role: [place for place, task in placed if task["type"] == role] for role, _ in roles}
+    return {"cluster": cluster, "task": tasks[rank] if rank < len(tasks) else {}}
