@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except DisttrainError as error:
+        print(error, file=sys.stderr)  # noqa: T201  (a command's output)
+        return 1
     except BrokenPipeError:
         # The reader, e.g. `head`, has closed the pipe; what is still buffered must not fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,24 +110,16 @@ def _list(args: argparse.Namespace) -> int:
 def _stop(args: argparse.Namespace) -> int:
     from .client.registry import cluster_file, observer  # noqa: PLC0415
 
-    try:
-        for cluster in cluster_file.running() if args.all else [cluster_file.find(args.cluster)]:
-            observer.stop(cluster)
-            print(f"{cluster.cluster_id} ended")  # noqa: T201  (a command's output)
-    except DisttrainError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
+    for cluster in cluster_file.running() if args.all else [cluster_file.find(args.cluster)]:
+        observer.stop(cluster)
+        print(f"{cluster.cluster_id} ended")  # noqa: T201
     return 0
 
 
 def _horovod(_args: argparse.Namespace) -> int:
     from .features.horovod import build  # noqa: PLC0415
 
-    try:
-        build.install()
-    except DisttrainError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
+    build.install()
     return 0
 
 
@@ -136,9 +131,9 @@ def _gpu_check(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from .doctor import report  # noqa: PLC0415  (--help needs none of it)
+    from .doctor import CHECKS, report  # noqa: PLC0415
 
-    return report.write_json(sys.stdout) if args.json else report.write_text(sys.stdout)
+    return (report.write_json if args.json else report.write_text)(sys.stdout, CHECKS)
 
 
 if __name__ == "__main__":

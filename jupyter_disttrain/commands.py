@@ -23,12 +23,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own, which is ended at an interrupt or after ``timeout_s`` seconds.
 
-    Raises
-    ------
-    OSError
-        If it can't be started.
-    subprocess.TimeoutExpired
-        If it takes longer.
+    Raises an OSError if it can't be started, and a subprocess.TimeoutExpired if it takes longer.
     """
     with subprocess.Popen(  # noqa: S603
         command,

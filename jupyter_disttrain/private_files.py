@@ -4,7 +4,7 @@ Covers: the owner of a file, checked at the descriptor that was opened; private 
 Does not cover: their content.
 
 The writer of a connection file, of a cluster's description or of a checkpoint decides what its reader runs. A checked
-path may lead elsewhere a moment later, so the opened descriptor is checked.
+path may lead elsewhere a moment later, so the opened file is checked.
 """
 
 from __future__ import annotations
@@ -22,56 +22,38 @@ if TYPE_CHECKING:
 OTHERS_WRITE = 0o022  # the mode bits that let another user change the content
 
 
-def owner_of(uid: int) -> str:
-    """Return a user's name, or the number of a user unknown to this host."""
+def _other_owner(found: os.stat_result) -> str:
+    """Return that a file or folder belongs to another user; empty if it does not."""
+    if found.st_uid == os.geteuid():
+        return ""
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        name = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:  # this host does not know the user
+        name = str(found.st_uid)
+    return f"belongs to another user ({name})"
 
 
 def open_own(path: str | os.PathLike[str]) -> int:
     """Open a regular file of this user for reading and return its descriptor.
 
-    Raises
-    ------
-    OSError
-        If it can't be read, or ``PermissionError`` with the owner's name if it belongs to another user.
+    Raises an OSError if it can't be read, or ``PermissionError`` with the owner's name if it belongs to another user.
     """
     # A pipe that another user put there must not block the reader.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        check_owner(descriptor, path)
-    except BaseException:  # also an interrupt: the descriptor must not stay open
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def check_owner(descriptor: int, path: str | os.PathLike[str]) -> None:
-    """Refuse an opened file of another user.
-
-    Raises
-    ------
-    PermissionError
-        With the owner's name.
-    OSError
-        If it is no regular file.
-    """
     found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"it belongs to another user ({owner_of(found.st_uid)})", os.fspath(path))
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    reason = _other_owner(found)
+    if not reason and stat.S_ISREG(found.st_mode):
+        return descriptor
+    os.close(descriptor)
+    if reason:
+        raise PermissionError(errno.EPERM, f"it {reason}", os.fspath(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 def read_own(path: str | os.PathLike[str]) -> str:
     """Return the content of a file of this user.
 
-    Raises
-    ------
-    OSError
-        As :func:`open_own`.
+    Raises as :func:`open_own`.
     """
     with os.fdopen(open_own(path), encoding="utf-8", errors="replace") as file:
         return file.read()
@@ -86,45 +68,20 @@ def write_private(path: Path, content: str) -> None:
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
     """Return what gives another user access to a folder; empty if nothing does.
 
-    Parameters
-    ----------
-    folder
-        An existing folder. It is opened without following a link in its place, and the descriptor is checked.
-    shared_mode
-        The bits of the mode that must not be set.
-
-    Raises
-    ------
-    OSError
-        If it can't be opened.
+    ``shared_mode`` are the bits of the mode that must not be set. A link in place of the folder is not followed.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (NotADirectoryError, PermissionError) as error:
-        found = folder.lstat()
-        if found.st_uid != os.geteuid():
-            return f"belongs to another user ({owner_of(found.st_uid)})"
-        if isinstance(error, PermissionError):
-            raise
+    found = folder.lstat()
+    if reason := _other_owner(found):
+        return reason
+    if not stat.S_ISDIR(found.st_mode):
         return "is a link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
-    try:
-        found = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    if found.st_uid != os.geteuid():
-        return f"belongs to another user ({owner_of(found.st_uid)})"
-    if found.st_mode & shared_mode:
-        return f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})"
-    return ""
+    return f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})" if found.st_mode & shared_mode else ""
 
 
 def check_private(folder: Path, shared_mode: int = 0o077) -> None:
     """Refuse a folder that another user may have made or may change.
 
-    Raises
-    ------
-    PermissionError
-        With the reason.
+    Raises a PermissionError with the reason.
     """
     reason = why_not_private(folder, shared_mode)
     if reason:
@@ -136,10 +93,7 @@ def make_private(folder: Path) -> None:
 
     Missing parents are made with the mode that the umask gives.
 
-    Raises
-    ------
-    PermissionError
-        If the folder exists and belongs to another user, or other users may enter it.
+    Raises a PermissionError if the folder exists and belongs to another user, or other users may enter it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -151,22 +105,15 @@ def make_private_below(folder: Path, top: Path) -> None:
 
     ``mkdir(parents=True)`` gives the parents the mode of the umask, with which a group may put files into them.
 
-    Raises
-    ------
-    PermissionError
-        If one of them belongs to another user.
+    Raises a PermissionError if one of them belongs to another user.
     """
     top.mkdir(parents=True, exist_ok=True)
     for each in reversed([folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]):
         if each == top:
             continue
         each.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            found = os.fstat(descriptor)
-            if found.st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, f"it belongs to another user ({owner_of(found.st_uid)})", str(each))
-            if found.st_mode & OTHERS_WRITE:
-                os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
+        found = each.stat()
+        if reason := _other_owner(found):
+            raise PermissionError(errno.EPERM, f"it {reason}", str(each))
+        if found.st_mode & OTHERS_WRITE:
+            each.chmod(0o700)

@@ -37,12 +37,7 @@ PID_NAMESPACE = Path("/proc/self/ns/pid")  # containers may share the folder, bu
 class HeldSession:
     """A nanny's claim to its rank's processes; it ends with the nanny.
 
-    Parameters
-    ----------
-    local
-        The cluster's folder on this host.
-    rank
-        The process ID of the rank.
+    ``local`` is the cluster's folder on this host, ``rank`` the process ID of the rank.
     """
 
     def __init__(self, local: Path, rank: int) -> None:

@@ -60,10 +60,7 @@ class DeferredSigint:
 def held_interrupts() -> Iterator[DeferredSigint]:
     """Defer interrupts within the block, if this is the main thread; a nested block shares those of the outer one.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        At the end of the outermost block, if an interrupt came that was not handled within.
+    Raises a KeyboardInterrupt at the end of the outermost block, if an interrupt came that was not handled within.
     """
     global _current  # noqa: PLW0603  (a process has one handler of SIGINT)
     if threading.current_thread() is not threading.main_thread():

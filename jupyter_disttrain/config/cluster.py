@@ -30,10 +30,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")
 class ClusterConfig:
     """A validated request for a cluster.
 
-    Raises
-    ------
-    UsageError
-        If a value can't be used; the message names the value and valid ones.
+    Raises a UsageError if a value can't be used; the message names the value and valid ones.
     """
 
     n: int | None = None  # ranks; None: one per GPU, or 2 without GPUs
@@ -185,10 +182,7 @@ class ClusterConfig:
 def check_name(name: str) -> None:
     """Refuse an invalid cluster name: folders are named after it.
 
-    Raises
-    ------
-    UsageError
-        If the name is invalid.
+    Raises a UsageError if the name is invalid.
     """
     if not _NAME.match(name):
         raise UsageError(
@@ -198,17 +192,9 @@ def check_name(name: str) -> None:
 
 
 def parse_roles(text: str | None) -> Roles:
-    """Parse TensorFlow's roles, such as ``"worker=2,ps=1"``.
+    """Parse TensorFlow's roles, such as ``"worker=2,ps=1"``, each with its number of ranks; empty for no text.
 
-    Returns
-    -------
-    tuple
-        Each role with its number of ranks, in the order of the text; empty for no text.
-
-    Raises
-    ------
-    UsageError
-        If a part can't be parsed; the message names it.
+    Raises a UsageError if a part can't be parsed; the message names it.
     """
     roles: dict[str, int] = {}
     for part in (text or "").replace(" ", "").split(",") if text else ():

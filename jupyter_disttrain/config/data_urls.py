@@ -34,8 +34,6 @@ def without_secrets(text: str) -> str:
     removed: those of S3, Azure, Google and CloudFront. Other parameters stay, as they may distinguish one data set from
     another.
 
-    Examples
-    --------
     >>> without_secrets("https://me:secret@host/set.tar?version=2&sig=abc&se=2030")
     'https://host/set.tar?version=2'
     >>> without_secrets("abfs://container@account.dfs.core.windows.net/set")

@@ -55,14 +55,8 @@ def framework_environment(rank: int, places: Sequence[str], roles: Roles) -> dic
     """Return variables for one rank.
 
     JAX detects Open MPI by the name of a variable that Open MPI 5 no longer sets; it uses nothing of its value once it
-    has the coordinator's address (jax/_src/clusters/ompi_cluster.py).
-
-    Parameters
-    ----------
-    places
-        ``address:port`` of each rank.
-    roles
-        TensorFlow's roles, each with its number of ranks; empty for no TF_CONFIG.
+    has the coordinator's address (jax/_src/clusters/ompi_cluster.py). ``places`` are the ``address:port`` of each rank;
+    TF_CONFIG is set if there are roles.
     """
     coordinator, _, port = places[0].rpartition(":")
     environment = {
@@ -78,16 +72,10 @@ def framework_environment(rank: int, places: Sequence[str], roles: Roles) -> dic
 def tf_config(rank: int, places: Sequence[str], roles: Roles) -> dict[str, object]:
     """Return what TensorFlow's ``TFConfigClusterResolver`` reads; ranks take the roles in the order of ``roles``.
 
-    Examples
-    --------
     >>> tf_config(2, ["a:1", "a:2", "b:1"], (("worker", 2), ("ps", 1)))
     {'cluster': {'worker': ['a:1', 'a:2'], 'ps': ['b:1']}, 'task': {'type': 'ps', 'index': 0}}
     """
-    cluster: dict[str, list[str]] = {}
-    task: dict[str, object] = {}
-    left = list(enumerate(places))
-    for role, count in roles:
-        members, left = left[:count], left[count:]
-        cluster[role] = [place for _, place in members]
-        task |= {"type": role, "index": rank - members[0][0]} if rank in dict(members) else {}
-    return {"cluster": cluster, "task": task}
+    tasks: list[dict[str, object]] = [{"type": role, "index": at} for role, count in roles for at in range(count)]
+    placed = list(zip(places, tasks, strict=False))
+    cluster = {role: [place for place, task in placed if task["type"] == role] for role, _ in roles}
+    return {"cluster": cluster, "task": tasks[rank] if rank < len(tasks) else {}}

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_SLOTS = 4096  # ranks on one host
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
-# A name never begins with a dash: ssh would take it for an option.
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?\Z")
-_BRACKETS = re.compile(r"^(?P<user>[^@\[\]]*@)?\[(?P<address>[^\[\]]+)\](?::(?P<slots>.*))?$")
+# Neither a user nor a name begins with a dash: ssh would take it for an option.
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_HOST = re.compile(
+    rf"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[^\[\]]+)\])(?::(?P<slots>[^:]*))?"
+)
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
-_MAY_BE_IPV6 = re.compile(r"^[0-9A-Fa-f:.%]+$")
 _HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4"
+_HOW_IN_FILE = "write a host on each line, e.g. node1 slots=4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +47,12 @@ def total_slots(hosts: Sequence[HostSlots]) -> int | None:
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Parse the hosts of ``--hosts``.
+    """Parse the hosts of ``--hosts``; returns each once, in the order of the text, at least one.
 
-    Parameters
-    ----------
-    text
-        Hosts separated by commas or spaces; each may have its number of ranks after a colon, and a user before an
-        ``@``. A host that is named several times gets the sum; each mention without a number counts as one.
+    They are separated by commas or spaces; each may have its number of ranks after a colon, and a user before an ``@``.
+    A host that is named several times gets the sum; each mention without a number counts as one. Raises a UsageError if
+    a part can't be parsed, or if localhost is named beside other hosts.
 
-    Returns
-    -------
-    tuple of HostSlots
-        In the order of the text, each host once, never empty.
-
-    Raises
-    ------
-    UsageError
-        If a part can't be parsed, or if localhost is named beside other hosts.
-
-    Examples
-    --------
     >>> parse_hosts("node1:4,node2:4")
     (HostSlots(name='node1', slots=4), HostSlots(name='node2', slots=4))
     """
@@ -78,15 +65,8 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
 def parse_hostfile(path: str | Path) -> tuple[HostSlots, ...]:
     """Read a hostfile: Open MPI's form (``node1 slots=4``), MPICH's (``node1:4``), or a host on each line.
 
-    Returns
-    -------
-    tuple of HostSlots
-        In the order of the file, each host once with the sum of its lines, never empty.
-
-    Raises
-    ------
-    UsageError
-        If the file can't be read, or a line of it can't be parsed; the message names the line.
+    Returns each host once, with the sum of its lines, in the order of the file, at least one. Raises a UsageError if
+    the file can't be read, or a line of it can't be parsed; the message names the line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
@@ -109,10 +89,7 @@ def take_hosts(
 ) -> tuple[HostSlots, ...]:
     """Take the first ``node_count`` hosts, each with ``process_count_per_node`` ranks; None changes nothing.
 
-    Raises
-    ------
-    UsageError
-        If there are fewer hosts than asked for, or if a number is below 1.
+    Raises a UsageError if there are fewer hosts than asked for, or if a number is below 1.
     """
     if node_count is not None and not 1 <= node_count <= len(hosts):
         named = ", ".join(host.name for host in hosts)
@@ -130,10 +107,7 @@ def take_hosts(
 def split_command(text: str) -> list[str]:
     """Split an ssh command, with its options and variables, into arguments.
 
-    Raises
-    ------
-    UsageError
-        If a quote does not end, or it is empty.
+    Raises a UsageError if a quote does not end, or it is empty.
     """
     try:
         arguments = [os.path.expandvars(argument) for argument in shlex.split(text)]
@@ -170,31 +144,14 @@ def _hostfile_line(fields: list[str], where: str) -> HostSlots:
 
 def _one(text: str, where: str) -> HostSlots:
     """Parse one host."""
-    brackets = _BRACKETS.match(text)
-    if brackets:
-        user, name, slots = brackets["user"] or "", brackets["address"], brackets["slots"]
-        if not _is_ipv6(name):
-            raise UsageError(f"{name!r} {where} is not a valid IPv6 address; {_HOW}")
-    else:
-        user, name, slots = _split(text, where)
-    if user and not _USER.match(user[:-1]):
-        raise UsageError(f"cannot read the user in {text!r} {where}; {_HOW}")
-    return HostSlots(name=user + name, slots=None if slots is None else _number(slots, text, where))
-
-
-def _split(text: str, where: str) -> tuple[str, str, str | None]:
-    user, at, rest = text.rpartition("@")
-    if rest.count(":") > 1 and _MAY_BE_IPV6.match(rest):
-        raise UsageError(f"in {text!r} {where} the number of ranks can't be separated from the address; {_HOW}")
-    name, colon, slots = rest.partition(":")
-    if not _NAME.match(name) or ":" in slots:
-        raise UsageError(f"cannot read {text!r} {where}; {_how(where)}")
-    return user + at, name, slots if colon else None
-
-
-def _how(where: str) -> str:
-    """Return how to write hosts there: in an option, or in a file."""
-    return _HOW if "--hosts" in where else "write a host on each line, e.g. node1 slots=4"
+    found = _HOST.fullmatch(text)
+    if found is None or (found["ipv6"] and not _is_ipv6(found["ipv6"])):
+        raise UsageError(f"cannot read {text!r} {where}; {_HOW if '--hosts' in where else _HOW_IN_FILE}")
+    slots = found["slots"]
+    return HostSlots(
+        name=(found["user"] or "") + (found["name"] or found["ipv6"]),
+        slots=None if slots is None else _number(slots, text, where),
+    )
 
 
 def _number(text: str, whole: str, where: str) -> int:
@@ -212,7 +169,7 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     # ssh substitutes the name in commands of its configuration (ProxyCommand ... %h), which a shell runs.
-    return address.scope_id is None or _NAME.match(address.scope_id) is not None
+    return address.scope_id is None or re.fullmatch(_NAME, address.scope_id) is not None
 
 
 def _gathered(found: Iterable[HostSlots], what: str) -> tuple[HostSlots, ...]:

@@ -19,31 +19,13 @@ _PART = re.compile(r"^\s*(\d+)\s*(?:[-:]\s*(\d+)\s*)?$")
 
 
 def parse_ranks(spec: str | int | Iterable[int], world_size: int) -> tuple[int, ...]:
-    """Expand a rank selection such as ``"0,2-3"``.
+    """Expand a rank selection such as ``"0,2-3"``; returns at least one rank, sorted, without repeats.
 
-    Parameters
-    ----------
-    spec
-        ``"all"``, a rank, ``"0,2-3"`` with or without brackets as in ``"[0, 2-3]"``, or an iterable of ranks.
-    world_size
-        The number of ranks in the cluster.
+    ``spec`` is ``"all"``, a rank, ``"0,2-3"`` with or without brackets as in ``"[0, 2-3]"``, or an iterable of ranks.
+    Raises a UsageError if it is malformed, empty or names a rank outside the cluster.
 
-    Returns
-    -------
-    tuple of int
-        Sorted, without repeats, never empty.
-
-    Raises
-    ------
-    UsageError
-        If ``spec`` is malformed, empty or names a rank outside the cluster.
-
-    Examples
-    --------
     >>> parse_ranks("0,2-3", world_size=4)
     (0, 2, 3)
-    >>> parse_ranks("[1]", world_size=4)
-    (1,)
     """
     if isinstance(spec, int):
         ranks = {spec}

@@ -25,39 +25,27 @@ OWN_OPTIONS = {  # options of %dist_init, by their names in sbatch
     "time": "--time",
     "account": "--account",
 }
-_IN_THE_RUN_FOLDER = "the job's output goes into the folder of the cluster's logs"
-_RANKS = "the ranks are counted by -N and --ntasks-per-node"
-_GPUS_COUNTED = "GPUs are counted by --gpus-per-node"
-_ONE_JOB = "a cluster is one job"
-REFUSED = {
-    "output": _IN_THE_RUN_FOLDER,
-    "error": _IN_THE_RUN_FOLDER,
-    "open-mode": _IN_THE_RUN_FOLDER,
-    "input": "the ranks are reached over the network",
-    "chdir": "the ranks run in the notebook's folder",
-    "wrap": "the script is written here",
-    "array": _ONE_JOB,
-    "wait": "the wait for the job is shown here",
-    "test-only": "the job is to run",
-    "parsable": "the job's number is read here",
-    "quiet": "the job's number is read here",
-    "requeue": "a job that starts a second time would have new ranks without variables; %dist_reset submits a new job",
-    "no-requeue": "it is set already",
-    "no-kill": "it is set by how the ranks are started",
-    "export": "the ranks have the notebook's environment",
-    "export-file": "the ranks have the notebook's environment",
-    "clusters": "the job must run on the cluster of this host",
-    "ntasks": _RANKS,
-    "ntasks-per-gpu": _RANKS,
-    "gpus": _GPUS_COUNTED,
-    "gpus-per-socket": _GPUS_COUNTED,
-    "gpus-per-task": "each rank uses the GPU of its node that its local_rank selects; use --gpus-per-node",
-    "ntasks-per-core": _RANKS,
-    "ntasks-per-socket": _RANKS,
-    "help": "it asks for sbatch's help; call sbatch in a terminal",
-    "usage": "it asks for sbatch's help; call sbatch in a terminal",
-    "version": "it asks for sbatch's version; call sbatch in a terminal",
+_REASONS = {  # other options that the user can't set
+    "the job's output goes into the folder of the cluster's logs": "output error open-mode",
+    "the ranks are reached over the network": "input",
+    "the ranks run in the notebook's folder": "chdir",
+    "the script is written here": "wrap",
+    "a cluster is one job": "array",
+    "the wait for the job is shown here": "wait",
+    "the job is to run": "test-only",
+    "the job's number is read here": "parsable quiet",
+    "a job that starts a second time would have new ranks without variables; %dist_reset submits a new job": "requeue",
+    "it is set already": "no-requeue",
+    "it is set by how the ranks are started": "no-kill",
+    "the ranks have the notebook's environment": "export export-file",
+    "the job must run on the cluster of this host": "clusters",
+    "the ranks are counted by -N and --ntasks-per-node": "ntasks ntasks-per-gpu ntasks-per-core ntasks-per-socket",
+    "GPUs are counted by --gpus-per-node": "gpus gpus-per-socket",
+    "each rank uses the GPU of its node that its local_rank selects; use --gpus-per-node": "gpus-per-task",
+    "it asks for sbatch's help; call sbatch in a terminal": "help usage",
+    "it asks for sbatch's version; call sbatch in a terminal": "version",
 }
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _FLAG_OR_VALUE = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(?::\d\d){0,2}|(?i:unlimited|infinite)")
@@ -67,10 +55,7 @@ _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(?::\d\d){0,2}|(?i:unlimi
 class SlurmOptions:
     """A validated request.
 
-    Raises
-    ------
-    UsageError
-        If a value can't be used; the message names the option and valid values.
+    Raises a UsageError if a value can't be used; the message names the option and valid values.
     """
 
     nodes: int | None = None  # None: those of the allocation, or 1
@@ -125,17 +110,9 @@ class SlurmOptions:
         return self.ntasks_per_node or (None if self.gpus_per_node is None else gpu_count(self.gpus_per_node))
 
     def shape(self, ranks: int | None = None) -> tuple[int, int]:
-        """Return nodes and ranks per node of a job to be submitted.
+        """Return nodes and ranks per node of a job to be submitted; ``ranks`` is the total where the user gave ``-n``.
 
-        Parameters
-        ----------
-        ranks
-            The total number, where the user gave ``-n``.
-
-        Raises
-        ------
-        UsageError
-            If the three numbers contradict each other.
+        Raises a UsageError if the three numbers contradict each other.
         """
         per_node = self.per_node
         if ranks is None:
@@ -153,10 +130,7 @@ class SlurmOptions:
 def gpu_count(gpus_per_node: str) -> int:
     """Return the number of GPUs of ``"4"``, ``"a100:4"`` or ``"a100:2,v100:2"``.
 
-    Raises
-    ------
-    UsageError
-        If it can't be parsed, or is zero.
+    Raises a UsageError if it can't be parsed, or is zero.
     """
     found = [_GPUS.fullmatch(part) for part in gpus_per_node.split(",")]
     count = sum(int(each[1]) for each in found if each)
@@ -166,18 +140,10 @@ def gpu_count(gpus_per_node: str) -> int:
 
 
 def parse_more(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Parse options of sbatch, such as ``["--qos", "high", "--exclusive", "--mem=64G"]``.
+    """Parse options of sbatch, such as ``["--qos", "high"]``; returns each as ``--name=value`` or ``--name``.
 
-    Returns
-    -------
-    tuple of str
-        Each as ``--name=value`` or ``--name``.
-
-    Raises
-    ------
-    UsageError
-        If an argument is no long option nor the value of one, or if the user can't set the option; the message gives
-        the reason.
+    Raises a UsageError if an argument is no long option nor the value of one, or if the user can't set the option; the
+    message gives the reason.
     """
     found: list[str] = []
     takes_value = False  # whether the option before could take a value

@@ -11,8 +11,6 @@ tests the checks, not the GPUs.
 from __future__ import annotations
 
 import os
-import shutil
-import textwrap
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, TextIO
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NO_GPU = 2  # exit status if there is nothing to check
-LEAST_COLUMNS = 60
 # With these, ranks that share one GPU use NCCL.
 ALONE = {HOST_ID: "rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
@@ -37,22 +34,13 @@ def run(
 ) -> int:
     """Run the checks and write a line for each; return the exit status: 1 if one failed, 2 without a GPU.
 
-    Parameters
-    ----------
-    device
-        ``"cuda"``, or ``"cpu"`` to try the checks themselves.
-    ranks
-        None: one per GPU, at most 8; four on one GPU; three on the CPU.
-    only
-        Names of checks; empty: all.
-    long
-        Watch released ranks for ten minutes each, in which torch's watchdogs could end them.
+    ``device`` is ``"cuda"``, or ``"cpu"`` to try the checks themselves; ``ranks`` None: one per GPU, at most 8; four on
+    one GPU; three on the CPU; ``only`` are names of checks, empty for all. ``long`` watches released ranks for ten
+    minutes each, in which torch's watchdogs could end them.
     """
     unknown = [name for name in only if name not in CHECKS]
-    if unknown:
-        stream.write(f"gpu-check: there is no check {unknown[0]!r}; choose from {', '.join(CHECKS)}\n")
-        return NO_GPU
-    if (why := why_not(device)) != "":
+    why = f"there is no check {unknown[0]!r}; choose from {', '.join(CHECKS)}" if unknown else why_not(device)
+    if why:
         stream.write(f"gpu-check: {why}\n")
         return NO_GPU
     if device != "cpu" and len(visible_gpus()) == 1:
@@ -67,7 +55,8 @@ def run(
             began = time.monotonic()
             result, detail = _try(name, check, bench)
             results[result] += 1
-            stream.write(_line(f"{name:<17} {result:<7} {time.monotonic() - began:5.0f} s  ", detail))
+            detail = " ".join(detail.split())
+            stream.write(f"{name:<17} {result:<7} {time.monotonic() - began:5.0f} s  {detail}\n")
             stream.flush()
     finally:
         bench.close()
@@ -82,14 +71,12 @@ def why_not(device: str) -> str:
     if not visible_gpus():
         return "no NVIDIA GPU is visible here, so there is nothing to check (see jupyter disttrain doctor)"
     try:
-        torch = probe.ask_torch()
+        build = probe.torch_build()
     except probe.ProbeError as failure:
-        return f"torch does not load: {failure}"
-    if not torch["gpus"] or torch["nccl"] is None:
-        return (
-            f"this torch, built for {torch['accelerator']}, sees no GPU, or has no NCCL; install a CUDA build of torch"
-        )
-    return ""
+        return str(failure)
+    if build["gpus"] and build["nccl"]:
+        return ""
+    return f"this torch, built for {build['accelerator']}, sees no GPU, or has no NCCL; install a CUDA build of torch"
 
 
 def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
@@ -101,8 +88,3 @@ def _try(name: str, check: Callable[[Bench], str], bench: Bench) -> tuple[str, s
     except Exception as error:  # noqa: BLE001  (any error is the result of the check)
         bench.close()  # the next check starts new ranks
         return "failed", f"{type(error).__name__}: {error}"
-
-
-def _line(start: str, detail: str) -> str:
-    columns = max(LEAST_COLUMNS, shutil.get_terminal_size().columns)
-    return textwrap.fill(f"{start}{' '.join(detail.split())}", columns, subsequent_indent=" " * len(start)) + "\n"

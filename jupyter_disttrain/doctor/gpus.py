@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pynvml
 
 from . import probe
-from .finding import Finding, error, ok, warning
+from .report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,7 @@ def find() -> Iterator[Finding]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as failure:
-        yield _without_nvml(failure)
-        yield from _other_accelerators()
+        yield from _without_nvml(failure)
         return
     try:
         names = [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -36,17 +35,18 @@ def find() -> Iterator[Finding]:
         driver, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
     finally:
         pynvml.nvmlShutdown()
-    yield from (ok(f"GPU {index}", name) for index, name in enumerate(names))
+    yield from (Finding("ok", f"GPU {index}", name) for index, name in enumerate(names))
     if sliced:
-        yield warning(
+        yield Finding(
+            "warning",
             "MIG",
             f"on for GPU {', '.join(map(str, sliced))}: a process sees one instance, so one rank can use them",
             "nvidia-smi -mig 0 turns it off; else use -n 1, or --backend gloo for the CPU",
         )
-    yield ok("driver", f"{driver}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
+    yield Finding("ok", "driver", f"{driver}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        yield ok("CUDA_VISIBLE_DEVICES", f"{visible!r}: ranks use these GPUs only")
+        yield Finding("ok", "CUDA_VISIBLE_DEVICES", f"{visible!r}: ranks use these GPUs only")
     if names and visible != "":
         yield _torch_with_gpus()
 
@@ -65,53 +65,38 @@ def _has_mig(index: int) -> bool:
     return bool(current)
 
 
-def _other_accelerators() -> Iterator[Finding]:
-    """Yield a warning for an accelerator other than CUDA that torch was built for: ranks leave it idle."""
-    try:
-        accelerator = probe.ask_torch()["accelerator"]
-    except probe.ProbeError:
-        return  # the check of versions reports this
-    if accelerator not in ("CPU", "") and not accelerator.startswith("CUDA"):
-        yield warning(
+def _without_nvml(failure: pynvml.NVMLError) -> Iterator[Finding]:
+    if failure.value not in _NO_DRIVER or Path("/proc/driver/nvidia").exists():
+        yield Finding(
+            "warning",
+            "GPUs",
+            f"an NVIDIA driver is installed but does not respond: {failure}",
+            "run nvidia-smi; reload the driver, or start the container with its GPUs; until then ranks use the CPU",
+        )
+    else:
+        yield Finding("ok", "GPUs", "no NVIDIA GPU: ranks use the CPU and Gloo")
+    accelerator = probe.torch_build()["accelerator"]
+    if not accelerator.startswith(("CPU", "CUDA")):
+        yield Finding(
+            "warning",
             "accelerator",
             f"this torch is built for {accelerator}, which is not supported yet: ranks use the CPU and Gloo",
             "nothing to do; NVIDIA GPUs with a CUDA build of torch are supported",
         )
 
 
-def _without_nvml(failure: pynvml.NVMLError) -> Finding:
-    if failure.value in _NO_DRIVER and not Path("/proc/driver/nvidia").exists():
-        return ok("GPUs", "no NVIDIA GPU: ranks use the CPU and Gloo")
-    return warning(
-        "GPUs",
-        f"an NVIDIA driver is installed but does not respond: {failure}",
-        "run nvidia-smi; reload the driver, or start the container with its GPUs; until then ranks use the CPU",
-    )
-
-
 def _torch_with_gpus() -> Finding:
-    try:
-        build = probe.ask_torch()
-    except probe.ProbeError as failure:
-        return error("torch on GPUs", f"torch does not load: {failure}", "install torch again")
-    if not build["cuda_build"]:
-        return warning(
-            "torch on GPUs", "this torch is a CPU build: ranks leave the GPUs idle", "install a CUDA build of torch"
-        )
-    if not build["cuda_available"]:
-        return error(
-            "torch on GPUs",
-            f"torch, built for CUDA {build['cuda_build']}, can't use the GPUs with this driver",
-            "install a newer driver, or a torch built for an older CUDA",
-        )
-    if build["nccl"] is None:
-        return warning(
-            "NCCL",
-            "this torch has none: GPUs communicate through Gloo, which is slow",
-            "install a build of torch with NCCL",
-        )
-    if build["gpus"] == 1:
-        return ok(
-            "NCCL", f"{build['nccl']}; two ranks need two GPUs to use it: jupyter disttrain gpu-check tries it on one"
-        )
-    return ok("NCCL", build["nccl"])
+    build = probe.torch_build()
+    accelerator, nccl = build["accelerator"], build["nccl"]
+    if not accelerator.startswith("CUDA"):
+        text = f"this torch is a {accelerator} build: ranks leave the GPUs idle"
+        return Finding("warning", "torch on GPUs", text, "install a CUDA build of torch")
+    if not build["gpus"]:
+        text = f"torch, built for {accelerator}, can't use the GPUs with this driver"
+        remedy = "install a newer driver, or a torch built for an older CUDA"
+        return Finding("error", "torch on GPUs", text, remedy)
+    if nccl is None:
+        text = "this torch has none: GPUs communicate through Gloo, which is slow"
+        return Finding("warning", "NCCL", text, "install a build of torch with NCCL")
+    alone = "; two ranks need two GPUs to use it: jupyter disttrain gpu-check tries it on one"
+    return Finding("ok", "NCCL", nccl + (alone if build["gpus"] == 1 else ""))

@@ -1,7 +1,7 @@
 """Run another Python process or command, and read its output.
 
-Covers: running a few lines that print JSON; a command that fails, hangs or does not exist.
-Does not cover: the code that is run (``versions``, ``gpus``, ``ranks``).
+Covers: a command that fails, hangs or does not exist; what torch is built for and finds.
+Does not cover: the programs of the other checks (``ranks``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from ..protocol.time_limits import TIMEOUT_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-
 _TORCH = """
 import json, torch, torch.distributed as dist
 from jupyter_disttrain.config.frameworks import accelerator_of
 nccl = dist.is_available() and dist.is_nccl_available()
 print(json.dumps({
-    "cuda_build": torch.version.cuda or getattr(torch.version, "hip", None),
-    "cuda_available": torch.cuda.is_available(),
-    "gpus": torch.cuda.device_count(),
     "accelerator": accelerator_of(torch),
+    "gpus": torch.cuda.device_count(),
     "gloo": dist.is_available() and dist.is_gloo_available(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
 }))
@@ -43,10 +40,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    Raises
-    ------
-    ProbeError
-        If it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
+    Raises a ProbeError if it can't be started, takes longer than ``timeout_s`` or ends with another status than 0.
     """
     try:
         done = run_command(command, timeout_s, environment)
@@ -55,26 +49,24 @@ def run(
     except OSError as failure:
         raise ProbeError(failure.strerror or str(failure)) from None
     if done.returncode:
-        raise ProbeError(last_line(done.stderr) or last_line(done.stdout) or f"exit status {done.returncode}")
+        raise ProbeError(_last_line(done.stderr) or _last_line(done.stdout) or f"exit status {done.returncode}")
     return done.stdout
 
 
-def last_line(text: str) -> str:
-    """Return the last line with a letter or digit: of a traceback, the error.
-
-    Lines of dashes, as mpiexec prints them, are skipped.
-    """
+def _last_line(text: str) -> str:
+    """Return the last line with a letter or digit: of a traceback, the error; mpiexec ends with a line of dashes."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if any(char.isalnum() for char in line)), "")
 
 
-def ask_python(code: str) -> Any:
-    """Run code in a fresh interpreter of this environment and return the JSON it prints last."""
-    return json.loads(last_line(run([sys.executable, "-c", code])))
-
-
 @functools.cache
-def ask_torch() -> dict[str, Any]:
-    """Return torch's build and the devices it finds; cached, since importing torch takes seconds."""
-    answer: dict[str, Any] = ask_python(_TORCH)
-    return answer
+def torch_build() -> dict[str, Any]:
+    """Return torch's build and the devices it finds; cached, since importing torch takes seconds.
+
+    Raises a ProbeError if torch does not load.
+    """
+    try:
+        build: dict[str, Any] = json.loads(_last_line(run([sys.executable, "-c", _TORCH])))
+    except ProbeError as failure:
+        raise ProbeError(f"torch does not load: {failure}") from None
+    return build

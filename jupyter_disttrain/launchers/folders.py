@@ -47,10 +47,7 @@ class Folders:
     def make(cls, name: str) -> Folders:
         """Create all folders, readable by this user only.
 
-        Raises
-        ------
-        LaunchError
-            If a folder can't be created; the message names it and the reason.
+        Raises a LaunchError if a folder can't be created; the message names it and the reason.
         """
         cluster_id = f"{name}-{os.getpid()}-{os.urandom(3).hex()}"
         local = make_local(cluster_id)  # first: the next start finds the folders of a killed notebook by it
@@ -109,11 +106,6 @@ class Folders:
         return brought if brought.is_dir() else self.run
 
     @property
-    def shelf(self) -> Path | None:
-        """The folder for large values; None without shared memory."""
-        return self.local if self.local.parent == ROOT else None
-
-    @property
     def shelf_token(self) -> str:
         """A random text in ``local``, which a folder of the same path on another host does not have."""
         return (self.local / NOTEBOOK).read_text()
@@ -125,8 +117,8 @@ class Folders:
 
     @property
     def shelf_name(self) -> str | None:
-        """The path of :attr:`shelf`; None without shared memory."""
-        return None if self.shelf is None else str(self.shelf)
+        """The path of the folder for large values; None without shared memory."""
+        return str(self.local) if self.local.parent == ROOT else None
 
     @property
     def sockets(self) -> str:

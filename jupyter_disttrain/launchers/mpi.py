@@ -21,6 +21,7 @@ from traitlets import List, Unicode
 
 from ..commands import run_command
 from ..errors import LaunchError
+from ..protocol.connection_file import FIRST_THAT_ENDS, can_end_calls
 from ..protocol.environment import MPI_HEALS
 from ..protocol.shared_memory import ROOT
 from ..protocol.time_limits import VERSION_SECONDS
@@ -33,16 +34,12 @@ if TYPE_CHECKING:
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
 LEAST_SHARED_BYTES = 1 << 20  # of shared memory: with less, Open MPI's ranks on one machine don't start
-FIRST_THAT_HEALS = 5  # version of Open MPI; also the first with the launcher and the options used over hosts
 
 
 def find_mpiexec() -> str:
     """Return the mpiexec to use: the site's, else the one of this Python's environment.
 
-    Raises
-    ------
-    LaunchError
-        If there is none; the message names the remedy.
+    Raises a LaunchError if there is none; the message names the remedy.
     """
     own = Path(sys.executable).parent
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -63,38 +60,28 @@ def mpiexec_over_hosts(without: str) -> str:
 
     ``without`` is the option that starts ranks on hosts without MPI, for the message.
 
-    Raises
-    ------
-    LaunchError
-        If there is none, or it is not that of Open MPI from 5 on; the message has its version, and the remedy.
+    Raises a LaunchError if there is none, or it is not that of Open MPI from 5 on; the message has its version, and the
+    remedy.
     """
     mpiexec = find_mpiexec()
     output = version_output(mpiexec)
-    if not _is_recent(output):
+    if not can_end_calls(output):
         first, *rest = output.strip().splitlines() or ["of an unknown kind"]  # that of MPICH is called Hydra
         hydra = re.search(r"Version:\s*(\S+)", " ".join(rest)) if "HYDRA" in first else None
         version = open_mpi_version(output)
         kind = f"MPICH {hydra[1]}" if hydra else f"Open MPI {version}" if version else first
         raise LaunchError(
-            f"MPI over hosts needs Open MPI {FIRST_THAT_HEALS}, and {mpiexec} is {kind}; put Open MPI first on PATH, "
+            f"MPI over hosts needs Open MPI {FIRST_THAT_ENDS}, and {mpiexec} is {kind}; put Open MPI first on PATH, "
             f"or start without MPI: {without}"
         )
     return mpiexec
-
-
-def _is_recent(output: str) -> bool:
-    major = open_mpi_version(output).partition(".")[0]
-    return major.isdigit() and int(major) >= FIRST_THAT_HEALS
 
 
 @lru_cache(maxsize=8)
 def version_output(mpiexec: str) -> str:
     """Return the output of mpiexec --version.
 
-    Raises
-    ------
-    LaunchError
-        If that fails; the message has its output.
+    Raises a LaunchError if that fails; the message has its output.
     """
     try:
         done = run_command([mpiexec, "--version"], VERSION_SECONDS)
@@ -144,7 +131,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
         output = version_output(mpiexec)
         self._is_open_mpi = any(name in output.lower() for name in ("open mpi", "openrte", "prte"))
         # Open MPI can be repaired after a death, unless the user chose its layers.
-        self.heals = _is_recent(output) and not any(name in os.environ for name in _LAYERS)
+        self.heals = can_end_calls(output) and not any(name in os.environ for name in _LAYERS)
 
     @property
     def program(self) -> list[str]:

@@ -52,10 +52,7 @@ def forwarded(environment: Mapping[str, str], wanted: Sequence[str]) -> dict[str
 
     ``wanted`` are further ones that the user requested: ``"NAME"``, or ``"NAME=VALUE"``.
 
-    Raises
-    ------
-    UsageError
-        If a requested name is not set.
+    Raises a UsageError if a requested name is not set.
     """
     chosen = {
         name: value
@@ -90,9 +87,9 @@ def rank_environment(
         environment[SAMPLE_SECONDS] = str(config.sample_s)
     if config.idle_timeout_s:
         environment[REPORT_USE] = str(use_report_s(config.idle_timeout_s))
-    if folders.shelf is not None:
+    if folders.shelf_name is not None:
         # Open MPI's shared memory is removed with the cluster, however its ranks end.
-        environment["OMPI_MCA_btl_sm_backing_directory"] = str(folders.shelf)
+        environment["OMPI_MCA_btl_sm_backing_directory"] = folders.shelf_name
     if config.backend == "none":
         environment[WITHOUT_TORCH] = "1"
     return environment | _of_libraries(config, n, gpus, placement)

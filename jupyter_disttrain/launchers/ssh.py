@@ -41,12 +41,8 @@ def remote_command(command: Sequence[str], environment: dict[str, str], folder: 
     return f"cd {shlex.quote(folder)} && exec env {shlex.join([*early, *command])}"
 
 
-class RanksOfHost(OneProcess):
-    """The ssh that started the ranks of one host; it runs as long as one of them."""
-
-
 class SSHRanks(LocalEngineSetLauncher):
-    """The ranks of all hosts, one ssh for each host."""
+    """The ranks of all hosts, one ssh for each host, which runs as long as one of its ranks."""
 
     hosts: List[Any] = List()  # of (name, ranks)
     ssh = List(Unicode())
@@ -60,7 +56,7 @@ class SSHRanks(LocalEngineSetLauncher):
         for name, ranks in self.hosts:
             ranks_there = rank_command(self.environment_file, name, ranks)
             command = remote_command(ranks_there, self.environment, self.folder or str(Path.cwd()))
-            launcher = self.launchers[name] = RanksOfHost(
+            launcher = self.launchers[name] = OneProcess(
                 work_dir=self.work_dir,
                 parent=self,
                 log=self.log,

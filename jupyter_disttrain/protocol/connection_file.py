@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-FIRST_THAT_ENDS = 5  # version of Open MPI, whose calls can be aborted
+FIRST_THAT_ENDS = 5  # version of Open MPI whose calls can be aborted; also the first with its options over hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,7 @@ class JobTrace:
     def parse(cls, text: str) -> Self:
         """Parse the file of any version.
 
-        Raises
-        ------
-        ValueError
-            If it is no job's file.
+        Raises a ValueError if it is no job's file.
         """
         content = json.loads(text)
         try:
@@ -98,20 +95,20 @@ class JobFile(JobTrace):
     def parse(cls, text: str) -> Self:
         """Parse what :meth:`write` wrote.
 
-        Raises
-        ------
-        ValueError
-            If it is something else; the message is empty, or the version that wrote it.
+        Raises a ValueError if it is something else, or of another version; the message continues a sentence that begins
+        with the path.
         """
-        content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError  # noqa: TRY004  (it is about what is in the file)
-        if content.get("version") != package_version():
-            raise ValueError(str(content.get("version", "")))
         try:
-            return cls(**content)
-        except TypeError as error:
-            raise ValueError from error
+            content = json.loads(text)
+            version = content["version"]
+            if version == package_version():
+                return cls(**content)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError("is not the file of a job that was started with --join") from error
+        raise ValueError(
+            f"was written by version {version} of jupyter_disttrain, and this is version {package_version()}; install "
+            "the same version for the notebook and the job"
+        )
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""
@@ -134,20 +131,19 @@ def check_beside(folder: Path, file: Path) -> None:
     If the file itself, which is made with mode 0600, has another mode, its file system keeps no modes: then only the
     owner of the folder is checked.
 
-    Raises
-    ------
-    PermissionError
-        With the reason.
-    OSError
-        If there is no such folder.
+    Raises a PermissionError with the reason, or an OSError if there is no such folder.
     """
     keeps_modes = not file.stat().st_mode & 0o077
     check_private(folder, 0o077 if keeps_modes else 0)
 
 
 def can_end_calls(mpi: str) -> bool:
-    """Whether calls of this MPI can be aborted from outside: Open MPI from 5 on; ``mpi`` is its version string."""
-    found = re.search(r"Open MPI v(\d+)", mpi)
+    """Whether calls of this MPI can be aborted from outside: Open MPI from 5 on.
+
+    ``mpi`` is the version as the library reports it (``"Open MPI v5.0.8, ..."``) or ``mpiexec --version`` does
+    (``"mpirun (Open MPI) 5.0.8"``).
+    """
+    found = re.search(r"Open MPI(?: v|\) )(\d+)", mpi)
     return found is not None and int(found[1]) >= FIRST_THAT_ENDS
 
 
@@ -159,18 +155,9 @@ def package_version() -> str:
 def parse_job_file(text: str, path: str) -> JobFile:
     """Return the content of a job's file.
 
-    Raises
-    ------
-    UsageError
-        If it is something else, or of another version.
+    Raises a UsageError if it is something else, or of another version.
     """
     try:
         return JobFile.parse(text)
     except ValueError as error:
-        version = str(error) if type(error) is ValueError else ""
-        if version:
-            raise UsageError(
-                f"{path} was written by version {version} of jupyter_disttrain, and this is version "
-                f"{package_version()}; install the same version for the notebook and the job"
-            ) from error
-        raise UsageError(f"{path} is not the file of a job that was started with --join") from error
+        raise UsageError(f"{path} {error}") from error

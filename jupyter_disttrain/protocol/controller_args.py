@@ -30,16 +30,9 @@ def controller_arguments(
 ) -> list[str]:
     """Return the command: no more threads and processes than are used.
 
-    Parameters
-    ----------
-    sockets
-        The prefix of its Unix sockets' names.
-    listen
-        The one address at which it is reached by TCP; empty: it isn't.
-    engine_ports, client_ports
-        The ports there, separated by commas; without ports for clients, these connect by Unix sockets.
-    **options
-        Options of ``DisttrainController``; lists are of folders.
+    ``sockets`` is the prefix of its Unix sockets' names, ``listen`` the one address at which it is reached by TCP,
+    empty if it isn't. ``engine_ports`` and ``client_ports`` are the ports there, separated by commas; without ports for
+    clients, these connect by Unix sockets. ``options`` are those of ``DisttrainController``; lists are of folders.
     """
     return [
         sys.executable,
@@ -80,10 +73,7 @@ def choose_ports(address: str, count: int) -> list[int]:
     The controller binds them a moment later, while ``mpiexec`` and others start and request ports. Where the system's
     range covers nearly all ports, one may be taken meanwhile; then the controller exits with an error.
 
-    Raises
-    ------
-    OSError
-        If there are too few.
+    Raises an OSError if there are too few.
     """
     try:
         first, last = map(int, EPHEMERAL.read_text().split())

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 def take_lock(descriptor: int, folder: Path) -> None:
     """Acquire the exclusive lock of an open file in a folder, until the file is closed.
 
-    Raises
-    ------
-    BlockingIOError
-        If another process has it.
-    UsageError
-        If the folder's file system supports no locks.
+    Raises a BlockingIOError if another process has it, and a UsageError if the folder's file system supports no
+    locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,12 +37,7 @@ def take_lock(descriptor: int, folder: Path) -> None:
 def check_locks(folder: Path) -> None:
     """Check that files of a folder can be locked.
 
-    Raises
-    ------
-    UsageError
-        If its file system supports no locks.
-    OSError
-        If the folder is not writable.
+    Raises a UsageError if its file system supports no locks, and an OSError if the folder is not writable.
     """
     probe = folder / "lock-probe"
     descriptor = os.open(probe, os.O_RDWR | os.O_CREAT, 0o600)

@@ -10,6 +10,7 @@ Every record is plain JSON, so a reader needs no pickle.
 from __future__ import annotations
 
 import functools
+import signal
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -113,8 +114,6 @@ SOME_KILLER = ": kill -9, or the kernel's out-of-memory killer"
 
 def signal_text(number: int, killer: str = SOME_KILLER) -> str:
     """Return the name of the signal that ended a process, explained where the name alone is not enough."""
-    import signal  # noqa: PLC0415
-
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -164,8 +163,6 @@ class RankDeath(Record):
     @property
     def unfinished(self) -> str:
         """Why it was killed after it had been asked to exit; empty if it exited by itself."""
-        import signal  # noqa: PLC0415
-
         if self.expected and self.signal_number == signal.SIGALRM:
             return "its atexit functions, its threads and its open files took longer than 2 s to end"
         if self.expected and self.signal_number == signal.SIGKILL:

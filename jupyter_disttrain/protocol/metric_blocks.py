@@ -44,15 +44,6 @@ class Block:
 
         return np.frombuffer(self.data, np.float64).reshape(-1, _BESIDE + len(self.names))
 
-    def rows(self) -> Iterator[Sample]:
-        """Yield the samples."""
-        numbers = array("d")
-        numbers.frombytes(self.data)
-        width = _BESIDE + len(self.names)
-        for at in range(0, len(numbers), width):
-            time_s, step, *values = numbers[at : at + width]
-            yield time_s, None if math.isnan(step) else int(step), dict(zip(self.names, values, strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -64,7 +55,12 @@ class Samples:
     def rows(self) -> Iterator[Sample]:
         """Yield all samples in the order in which they were logged."""
         for block in self.blocks:
-            yield from block.rows()
+            numbers = array("d")
+            numbers.frombytes(block.data)
+            width = _BESIDE + len(block.names)
+            for at in range(0, len(numbers), width):
+                time_s, step, *values = numbers[at : at + width]
+                yield time_s, None if math.isnan(step) else int(step), dict(zip(block.names, values, strict=True))
 
 
 def pack(samples: Iterable[Sample], cell: int | None) -> bytes:
@@ -85,10 +81,7 @@ def pack(samples: Iterable[Sample], cell: int | None) -> bytes:
 def unpack(data: bytes) -> Samples:
     """Read what :func:`pack` made; the numbers are not copied.
 
-    Raises
-    ------
-    ValueError
-        If it is something else.
+    Raises a ValueError if it is something else.
     """
     view = memoryview(data)
     try:

@@ -8,6 +8,7 @@ Does not cover: parsing a selection of ranks (``config.rank_selection``), assign
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,27 +48,14 @@ def counted(count: int, noun: str) -> str:
 def format_ranks(ranks: Iterable[int]) -> str:
     """Format ranks as ranges.
 
-    Examples
-    --------
     >>> format_ranks([0, 1, 2, 5])
     '0-2,5'
     """
-    parts: list[str] = []
-    run: list[int] = []
-    for rank in sorted(set(ranks)):
-        if run and rank == run[-1] + 1:
-            run.append(rank)
-            continue
-        if run:
-            parts.append(_format_run(run))
-        run = [rank]
-    if run:
-        parts.append(_format_run(run))
+    parts = []
+    for _, run in groupby(enumerate(sorted(set(ranks))), key=lambda numbered: numbered[1] - numbered[0]):
+        first, *others = (rank for _, rank in run)
+        parts.append(f"{first}-{others[-1]}" if others else str(first))
     return ",".join(parts)
-
-
-def _format_run(run: list[int]) -> str:
-    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def label_ranks(ranks: Iterable[int]) -> str:
@@ -79,8 +67,6 @@ def label_ranks(ranks: Iterable[int]) -> str:
 def short_label(ranks: Iterable[int]) -> str:
     """Format ranks with their noun, abbreviated for many scattered ranks.
 
-    Examples
-    --------
     >>> short_label(range(2, 64, 3))
     '21 ranks: 2,5,…,62'
     """

@@ -321,10 +321,7 @@ def _kinds_by_name() -> dict[str, type[Request]]:
 def decode(content: dict[str, Any]) -> Request:
     """Decode a request.
 
-    Raises
-    ------
-    ValueError
-        If this version has no such request.
+    Raises a ValueError if this version has no such request.
     """
     kind = _kinds_by_name().get(content["do"])
     if kind is not None:
@@ -357,10 +354,7 @@ class Handlers:
 
         The method returns the reply's content with or without buffers, or None; its status is "ok" if it has none.
 
-        Raises
-        ------
-        ValueError
-            If the request is unknown, or is served elsewhere.
+        Raises a ValueError if the request is unknown, or is served elsewhere.
         """
         request = decode(content)
         if type(request) not in self._methods:

@@ -28,15 +28,8 @@ if TYPE_CHECKING:
 def dump_value(value: Any) -> tuple[bytes, list[memoryview]]:
     """Pickle a value, with large memory as separate buffers.
 
-    Returns
-    -------
-    pickled, buffers
-        The pickle, and the memory that :func:`load_value` needs beside it, in order, each as plain bytes.
-
-    Raises
-    ------
-    UnserializableValueError
-        If a part of the value can't be pickled; the message names the type and the reason.
+    Returns the pickle, and the memory that :func:`load_value` needs beside it, in order, each as plain bytes. Raises an
+    UnserializableValueError if a part of the value can't be pickled; the message names the type and the reason.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -54,10 +47,7 @@ def dump_value(value: Any) -> tuple[bytes, list[memoryview]]:
 def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
     """Pickle named values as one dict, so that objects they share stay shared.
 
-    Raises
-    ------
-    UnserializableValueError
-        If a value can't be pickled; the message names each such value.
+    Raises an UnserializableValueError if a value can't be pickled; the message names each such value.
     """
     try:
         return dump_value(dict(values))
@@ -71,10 +61,8 @@ def dump_values(values: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
 def check_whole(values: Mapping[str, Any]) -> None:
     """Refuse an optimizer without its parameters: the received one would step copies that no model uses.
 
-    Raises
-    ------
-    UnserializableValueError
-        If an optimizer or a scheduler is to be sent without its parameters or its optimizer; the message names it.
+    Raises an UnserializableValueError if an optimizer or a scheduler is to be sent without its parameters or its
+    optimizer; the message names it.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -128,10 +116,8 @@ class _Pickler(cloudpickle.Pickler):
             raise UnserializableValueError(
                 "a DistributedDataParallel belongs to its process group; send model.module or model.state_dict()"
             )
-        if torch is not None and isinstance(obj, torch.Tensor):
-            reduced = _reduce_tensor(obj, torch)
-            if reduced is not None:
-                return reduced
+        if torch is not None and isinstance(obj, torch.Tensor) and (reduced := _reduce_tensor(obj, torch)) is not None:
+            return reduced
         return super().reducer_override(obj)
 
 
@@ -155,12 +141,10 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
 
     kind = getattr(torch, dtype)
     view = memoryview(memory)
-    if not view.nbytes:
-        tensor = torch.empty(shape, dtype=kind)
-    elif view.readonly:
-        tensor = torch.frombuffer(bytearray(view), dtype=kind).reshape(shape)
+    if view.nbytes:
+        tensor = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=kind).reshape(shape)
     else:
-        tensor = torch.frombuffer(view, dtype=kind).reshape(shape)
+        tensor = torch.empty(shape, dtype=kind)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
@@ -169,10 +153,8 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
 def load_from(rank: int, buffers: Sequence[Any]) -> Any:
     """Unpickle what a rank sent.
 
-    Raises
-    ------
-    UnserializableValueError
-        If the notebook can't unpickle it, e.g. because its module is installed for the ranks only.
+    Raises an UnserializableValueError if the notebook can't unpickle it, e.g. because its module is installed for the
+    ranks only.
     """
     try:
         return load_value(buffers[0], buffers[1:])

@@ -39,20 +39,10 @@ def is_shared(folder: str | None, token: str) -> bool:
 
 
 def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Put buffers on the shelf.
+    """Put buffers, memory as plain bytes, on the shelf; ``folder`` is None where the receiver can't see it.
 
-    Parameters
-    ----------
-    folder
-        The shelf's folder; None where the receiver can't see it.
-    buffers
-        Memory as plain bytes.
-
-    Returns
-    -------
-    note, frames
-        What :func:`fetch` needs. Without a shelf, or without room on it, the note is None and the frames are the
-        buffers.
+    Returns a note, which is what :func:`fetch` needs, and frames. Without a shelf, or without room on it, the note is
+    None and the frames are the buffers.
     """
     views = [memoryview(buffer) for buffer in buffers]
     if folder is None or sum(view.nbytes for view in views) < THRESHOLD:
@@ -89,19 +79,9 @@ def _write(descriptor: int, view: memoryview, at: int) -> None:
 def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]) -> list[Any]:
     """Return the buffers; those from the shelf are writable and cost memory only where they are written.
 
-    Parameters
-    ----------
-    folder
-        The receiver's own shelf; None where it has none.
-    note, frames
-        As :func:`lend` returned them to the sender.
-
-    Raises
-    ------
-    OSError
-        If the file was removed or can't be mapped.
-    ValueError
-        If the note names no file of the shelf.
+    ``folder`` is the receiver's own shelf, None where it has none; ``note`` and ``frames`` are as :func:`lend` returned
+    them to the sender. Raises an OSError if the file was removed or can't be mapped, and a ValueError if the note names
+    no file of the shelf.
     """
     if note is None:
         return list(frames)
@@ -121,10 +101,7 @@ def fetch(folder: str | None, note: dict[str, Any] | None, frames: Sequence[Any]
 def drop(folder: str | None, note: dict[str, Any] | None) -> None:
     """Remove the file from the shelf; a process that has mapped it keeps the memory.
 
-    Raises
-    ------
-    ValueError
-        If the note names no file of the shelf.
+    Raises a ValueError if the note names no file of the shelf.
     """
     if note is not None:
         _path(folder, note).unlink(missing_ok=True)

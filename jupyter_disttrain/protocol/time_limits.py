@@ -5,104 +5,61 @@ One table, so that limits that depend on each other stand beside each other. All
 
 from __future__ import annotations
 
-# The notebook's process
+# Starting and ending a cluster
 
-# client.startup.registration
 QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client checks whether it still has to wait
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
+PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
+PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting ranks
+LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible
+BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
+COMMAND_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
+VERSION_SECONDS = 20.0  # for mpiexec --version
+KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL to processes of a cluster
+START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
+CLUSTER_END_SECONDS = 6.0  # for a rank to end and its nanny to report it; the nanny kills it after 3 s
+REMOVAL_SECONDS = 5.0  # for folders to be removed, into which ending processes may still write
+FOLDERS_STALE_SECONDS = 600.0  # since the last write to a folder; a younger one may be of a cluster that is starting
+RANK_SESSIONS_END_SECONDS = 2.0  # for what ends by itself once the other processes of a session have
+RANK_SESSIONS_CHECK_SECONDS = 0.02  # between two checks of that
 
-# client.attach
+# Attaching to a cluster and observing it
+
 ATTACH_REPEAT_SECONDS = 0.02  # between two requests to nannies to publish, until the subscription is active
 ATTACH_ANSWER_SECONDS = 5.0  # for nannies to reply, which never wait for anything
 BEGIN_SECONDS = 2.0  # for ranks to receive the last cells before a notebook detaches
 RANK_SECONDS = 1.0  # for ranks to reply, which may hold the GIL; a later reply is taken as well
+OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
+JOB_FILE_CONNECT_SECONDS = 3.0  # to find out whether a job's controller can be reached
+JOB_MEET_SECONDS = 60.0  # for all ranks of a job to connect
+TUNNEL_ANSWER_SECONDS = 20.0  # for the remote shell of a tunnel to reply
+GREETING_SECONDS = 10.0  # for the controller to send its greeting through a tunnel
+TUNNEL_END_SECONDS = 3.0  # for ssh to send what is left
+FILE_SECONDS = 60.0  # for the job's file to be read, the login included, which a gateway may slow down
+TUNNEL_DYING_SECONDS = 0.5  # for ssh to end, whose sockets close before its end is visible
+TUNNEL_BEAT_SECONDS = 5.0  # between two heartbeats of a notebook that holds a job
+TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
 
-# client.cells.cell_run
+# Cells and interrupts in the client
+
 # Between the two interrupts of a cell that has exceeded its timeout, and before it is given up.
 INTERRUPT_GRACE_SECONDS = 5.0
 SPACE_SECONDS = 0.1  # between two interrupts: a rank takes closer ones for one, or loses the traceback of the first
 LAST_SECONDS = 1.0  # for ranks to end after the third interrupt, before the prompt returns without them
 # The same after the first interrupt: an import or a call in C code ends before Python sees a signal.
 GIVE_UP_SECONDS = 5.0
+DEAF_SECONDS = 1.0  # since deferred interrupts were checked, before a further one is raised at once
+CLUSTER_NANNY_SECONDS = 2.0  # for nannies to confirm that they have passed an interrupt on
 CELL_RUN_SETTLE_SECONDS = 120.0  # for the session to recover before the prompt returns
 SETTLE_CHECK_SECONDS = 0.1  # between two checks of that
-
-# client.cluster
-CLUSTER_NANNY_SECONDS = 2.0  # for nannies to confirm that they have passed an interrupt on
-CLUSTER_END_SECONDS = 6.0  # for a rank to end and its nanny to report it; the nanny kills it after 3 s
 CLUSTER_SETTLE_SECONDS = 60.0  # for the session to recover before a cell is sent; a new process imports torch meanwhile
-
-# client.transport.controller
-RANK_CHECK_MS = 200  # between two checks of a controller whether there are ranks
-OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the system cannot report its end
-
-# launchers.folders
-REMOVAL_SECONDS = 5.0  # for folders to be removed, into which ending processes may still write
-FOLDERS_STALE_SECONDS = 600.0  # since the last write to a folder; a younger one may be of a cluster that is starting
-
-# client.recovery.supervisor
-SUPERVISOR_FORM_SECONDS = 120.0  # for the process group to be formed
-RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
-
-# client.recovery.hang_detection
-HANG_PATIENCE_SECONDS = 1.0  # for a rank to report its stack; its control thread may wait for the GIL
-
-# launchers.hosts.heartbeat_state
-LOST_SECONDS = 5.6  # without a reply from a host, before it counts as lost
-HOST_WATCH_LATE_SECONDS = 2.0  # by which the last replies of hosts that are cut off together may differ
-ASK_SECONDS = 0.5  # between two requests to a host that replies; a silent one gets a request at each turn
-HOST_WATCH_SILENT_SECONDS = 2.0  # without a reply from a host, before its return is reported
-
-# sigint
-DEAF_SECONDS = 1.0  # since deferred interrupts were checked, before a further one is raised at once
-
-# features.batch_jobs.client
-JOB_MEET_SECONDS = 60.0  # for all ranks of a job to connect
-
-# client.startup.host_placement
-JOB_PLACEMENT_ANSWER_SECONDS = 60.0  # for a node to reply; a job step may wait for the site's prolog
-
-# client.startup.job_watch
-JOB_WATCH_TURN_SECONDS = 1.0  # between two checks whether it is time to ask Slurm
-JOB_WATCH_LATE_SECONDS = 0.3  # by which Slurm may learn of the end of a job later than of that of its ranks
-ENDING_SECONDS = 60.0  # for a job in state COMPLETING to be over
-
-# client.transport.link
-TICK_SECONDS = 0.25  # between two ticks of the client's thread
-LINK_TURN_SECONDS = 0.05  # for the messages of one socket, before it is the turn of the others
-
-# client.recovery.stack_collection
 GLANCE_SECONDS = 0.15  # for ranks to report what they do before an interrupt ends it
 LONG_SECONDS = 1.0  # in one collective, before it is reported with an interrupt
+HANG_PATIENCE_SECONDS = 1.0  # for a rank to report its stack; its control thread may wait for the GIL
 OUTSIDE_SECONDS = 0.3  # for nannies to report the stack of a rank that does not reply
 
-# launchers.hosts.preflight
-MOST_CLOCK_SECONDS = 5.0  # by which the clocks of two hosts may differ
+# Recovery in the client
 
-# client.startup.processes
-PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
-PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting ranks
-BIRTH_SECONDS = 2.0  # by which the start time of a process may differ, as the clock may have been set
-KILL_SECONDS = 5.0  # between SIGTERM and SIGKILL
-
-# launchers.rank_environment
-LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
-
-# features.telemetry.rank_figures
-RATE_SECONDS = 5.0  # over which rates are averaged
-
-# client.transport.orphan_check
-CLOSED_SECONDS = 0.5  # without a connection once the hub lists no rank; one that failed is connected again at once
-UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
-# Without a heartbeat: what holds the connections then is a process that a rank has forked.
-ORPHANED_SECONDS = 600.0
-
-# client.recovery.heartbeat
-# Since a nanny was seen to have ended, before that counts as its rank's death: its last message may come.
-GONE_SECONDS = 3.5
-FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any more: a lost host never replies
-
-# client.recovery.state_machine
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are checked
 RECOVERY_CHECK_SECONDS = 0.25  # between two checks of ranks that should end
 BLIND_SECONDS = 10.0  # from the last interrupt, before ranks are released that are not seen to wait
@@ -110,106 +67,56 @@ CALM_SECONDS = 3.0  # between two checks of ranks that run undisturbed
 RECOVERY_MEET_SECONDS = 1.0  # from seeing one rank wait to checking the others
 MPI_SECONDS = 2.0  # after the first interrupt of a call of MPI that does not end, before a third one replaces the rank
 MPI_LAST_SECONDS = 0.5  # the same after the latest interrupt
-
-# features.telemetry.warnings
-STRAGGLER_SECONDS = 15.0  # over which ranks are compared to find slow ones
-
-# client.recovery.replacement
+SUPERVISOR_FORM_SECONDS = 120.0  # for the process group to be formed
+RELEASE_SECONDS = 15.0  # for ranks to leave a group that is being formed, before they are replaced
 RESPAWN_SECONDS = 5.0  # for living ranks to start a process within the MPI job; more on a busy or slow machine
-
-# client.recovery.mpi_respawn
 ASLEEP_SECONDS = 2.0  # without CPU time of a new process in MPI_Init, where it works or, waiting for ranks, spins
 
-# features.staging.notebook_source
-STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
-FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
-STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends, and ssh, to end
-STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of ssh
+# Connections and hosts
 
-# features.staging.client
-STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
-
-# client.startup.launch
-START_END_SECONDS = 6.0  # for ranks to end by themselves at a shutdown
-
-# launchers.hosts.probe_runner
-SURVEY_CONNECT_SECONDS = 8  # for ssh to reach one address of a host; it may try two before the time limit
-SURVEY_END_SECONDS = 1.0  # for ssh to end by itself
-
-# client.transport.ssh_tunnel
-TUNNEL_ANSWER_SECONDS = 20.0  # for the remote shell to reply
-GREETING_SECONDS = 10.0  # for the controller to send its greeting
-TUNNEL_END_SECONDS = 3.0  # for ssh to send what is left
-FILE_SECONDS = 60.0  # for the job's file to be read, the login included, which a gateway may slow down
-TUNNEL_DYING_SECONDS = 0.5  # for ssh to end, whose sockets close before its end is visible
-TUNNEL_BEAT_SECONDS = 5.0  # between two heartbeats of a notebook that holds a job
-TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must not block another
-
-# client.registry.observer
-OBSERVER_ANSWER_SECONDS = 1.0  # for ranks to reply to a client without the lease
-
-# Starting processes
-
-# commands
-COMMAND_GRACE_SECONDS = 5.0  # for a command to end after SIGTERM
-
-# launchers.local
-LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible
-
-# launchers.mpi
-VERSION_SECONDS = 20.0  # for mpiexec --version
-
-# launchers.ssh
+TICK_SECONDS = 0.25  # between two ticks of the client's thread
+LINK_TURN_SECONDS = 0.05  # for the messages of one socket, before it is the turn of the others
+HEARTBEAT_MS = 500  # between two heartbeats, at which ipyparallel's own clients learn of a rank
+RANK_CHECK_MS = 200  # between two checks of a controller whether there are ranks
+OWNER_SECONDS = 0.2  # between two checks whether the owner runs, where the system cannot report its end
+CLOSED_SECONDS = 0.5  # without a connection once the hub lists no rank; one that failed is connected again at once
+UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
+# Without a heartbeat: what holds the connections then is a process that a rank has forked.
+ORPHANED_SECONDS = 600.0
 SSH_CONNECT_SECONDS = 10  # ssh's ConnectTimeout
+SURVEY_CONNECT_SECONDS = 8  # for ssh to reach one address of a host; it may try two before the time limit
+SURVEY_END_SECONDS = 1.0  # for ssh to end by itself after the probe of a host
+MOST_CLOCK_SECONDS = 5.0  # by which the clocks of two hosts may differ
+LOST_SECONDS = 5.6  # without a reply from a host, before it counts as lost
+HOST_WATCH_LATE_SECONDS = 2.0  # by which the last replies of hosts that are cut off together may differ
+ASK_SECONDS = 0.5  # between two requests to a host that replies; a silent one gets a request at each turn
+HOST_WATCH_SILENT_SECONDS = 2.0  # without a reply from a host, before its return is reported
+# Since a nanny was seen to have ended, before that counts as its rank's death: its last message may come.
+GONE_SECONDS = 3.5
+FORGET_SECONDS = 2 * LOST_SECONDS  # after which a reply is not waited for any more: a lost host never replies
 
 # Slurm
 
-# launchers.slurm.batch_script
 WAIT_SECONDS = 300  # for which a job waits for its notebook, which probes the nodes
 UNSEEN_SECONDS = 30  # the same for a job that does not see the notebook's files, which the notebook detects meanwhile
-
-# launchers.slurm.commands
+JOB_PLACEMENT_ANSWER_SECONDS = 60.0  # for a node to reply; a job step may wait for the site's prolog
 # For Slurm to report a job's state: reports of a death and the end of a cluster wait for it.
 COMMANDS_STATE_SECONDS = 10.0
 COMMAND_SECONDS = 60.0  # for other commands of Slurm; slurmctld of a busy site replies late
-
-# launchers.slurm.job
 FIRST_POLL_SECONDS = 0.2  # between the first two checks of a job's state
 SLOWEST_POLL_SECONDS = 5.0  # the longest time between two
 CANCEL_SECONDS = 15.0  # until the nodes of a cancelled job are free; Slurm continues by itself if it takes longer
-
-# launchers.slurm.monitor
+JOB_WATCH_TURN_SECONDS = 1.0  # between two checks whether it is time to ask Slurm
+JOB_WATCH_LATE_SECONDS = 0.3  # by which Slurm may learn of the end of a job later than of that of its ranks
+ENDING_SECONDS = 60.0  # for a job in state COMPLETING to be over
 WARN_AT_SECONDS = (600.0, 300.0, 60.0)  # before a job's time limit
-WATCH_POLL_SECONDS = 5.0  # between two checks of a job's state
+WATCH_POLL_SECONDS = 5.0  # between two checks of a running job's state
 HURRIED_POLL_SECONDS = 0.25  # the same while a user waits for a change
 SILENCE_SECONDS = 120.0  # without a reply from Slurm, before that is reported
 SLACK_SECONDS = 5.0  # by which Slurm may move the end of a job although its limit is unchanged
 
-# Ranks and their nannies
+# Start and end of ranks
 
-# rank.__main__
-HOST_PARENT_END_SECONDS = 4  # for nannies to end, which give their ranks 3 s; ipyparallel kills their parent after 5 s
-
-# rank.startup.app
-FINALIZE_SECONDS = 2.7  # for MPI's end after a rank was asked to end; less than KILL_GRACE_SECONDS
-
-# features.checkpoints.versions
-# Without a change, before an unfinished version of another session's checkpoint counts as abandoned.
-LEFT_SECONDS = 24 * 3600.0
-
-# rank.nanny.controller_watch
-# Between two checks of a nanny for the controller: ZeroMQ does not always report a closed connection.
-CLUSTER_WATCH_POLL_SECONDS = 2.0
-EARLY_POLL_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
-CLUSTER_WATCH_GRACE_SECONDS = 2.0  # without a controller, before a nanny ends its rank
-CUT_SECONDS = 30.0  # the same over a network, which may recover
-
-# rank.kernel.shell_commands
-# Between two checks whether a shell command has ended, whose children may still hold the terminal.
-COMMANDS_POLL_SECONDS = 0.05
-COMMANDS_GRACE_SECONDS = 0.3  # for an interrupted command to end
-
-# rank.startup.connection
 CONNECTION_CONNECT_SECONDS = 0.25  # for one attempt to connect to a host that may be cut off
 RETRY_SECONDS = 0.02  # between two attempts
 REACH_SECONDS = 5.0  # for all attempts over a network that should work
@@ -217,149 +124,98 @@ FIRST_PAUSE_SECONDS = 0.05  # between the first two hellos; each further pause i
 LONGEST_PAUSE_SECONDS = 1.0  # the longest of these pauses
 # From an acknowledgement to the next hello: the client that sent it may end, and another connect.
 HELLOS_REPEAT_SECONDS = 5.0
+NANNY_REPEAT_SECONDS = 10.0  # for the client to subscribe, when a rank ends while it starts
+JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (--join-timeout)
+JOIN_POLL_SECONDS = 0.02  # between two checks for the files of a job's controller
+CONTROLLER_SECONDS = 60.0  # for the controller of a job to start
+OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
+# Between two checks of a nanny for the controller: ZeroMQ does not always report a closed connection.
+CLUSTER_WATCH_POLL_SECONDS = 2.0
+EARLY_POLL_SECONDS = 0.5  # the same while ranks start: a start that is given up only removes a file
+CLUSTER_WATCH_GRACE_SECONDS = 2.0  # without a controller, before a nanny ends its rank
+CUT_SECONDS = 30.0  # the same over a network, which may recover
+KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL to a rank
+FINALIZE_SECONDS = 2.7  # for MPI's end after a rank was asked to end; less than KILL_GRACE_SECONDS
+# For atexit functions, threads and files at the end of a rank; less than KILL_GRACE_SECONDS.
+RANK_EXIT_END_SECONDS = 2.0
+THREADS_SECONDS = 1.5  # of these, for threads that may never end
+HOST_PARENT_END_SECONDS = 4  # for nannies to end, which give their ranks 3 s; ipyparallel kills their parent after 5 s
+WIRE_END_SECONDS = 5.0  # for the operating system to end a process whose nanny has died
+# For the nanny to read the other pipe, so that nothing overtakes; it may be busy with a flood.
+WIRE_PATIENCE_SECONDS = 0.2
 
-# rank.process_group.destroyed
-KEPT_SECONDS = 1.0  # that an ended group is kept: much longer than a thread waits for the GIL
+# Cells, interrupts and process groups on ranks
 
-# rank.nanny.process_tree
+NAP_SECONDS = 0.0005  # of sleep while a rank prints: otherwise each line would wake its nanny, at the cost of the rank
+GATHER_SECONDS = 0.02  # for which printed text is collected into one message
+COUNT_SECONDS = 1.0  # between two readings of the kernel's count of out-of-memory kills
+STACK_SECONDS = 0.1  # for a rank to write its stack on a signal; a stopped process never does
+REPORT_ERROR_SECONDS = 2.0  # for an error to be sent, before an interrupt may cut that off
+LEAST_SECONDS = 0.1  # without Python code, before the main thread counts as stuck in C code
+CUT_AFTER_SECONDS = 10.0  # from the first interrupt; only then a further one may cut off the import of a library
+LONGEST_SECONDS = 2.0  # for other code that should not be cut off: what takes longer hangs, and is interrupted
+DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has ended whose end was not seen
+# Between two checks whether a shell command has ended, whose children may still hold the terminal.
+COMMANDS_POLL_SECONDS = 0.05
+COMMANDS_GRACE_SECONDS = 0.3  # for an interrupted shell command to end
 PROGRAM_SECONDS = 0.3  # for an interrupted program to end
-
-# rank.process_group.flight_recorder
-FLIGHT_RECORDER_LIMIT_SECONDS = 0.5  # for NCCL's flight record, on a thread that serves other requests
-
-# rank.process_group.gloo_abort
+KEPT_SECONDS = 1.0  # that an ended group is kept: much longer than a thread waits for the GIL
 SETTLED_SECONDS = 0.1  # of waiting after all connections have closed, before a wait in Gloo counts as forgotten
 GLOO_WAITS_POLL_SECONDS = 0.02  # between two checks of that
-
-# features.horovod.world
-START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
-
-# features.batch_jobs.join
-JOIN_POLL_SECONDS = 0.02  # between two checks for the controller's files
-CONTROLLER_SECONDS = 60.0  # for the controller of a job to start
-FIGURES_SECONDS = 1.0  # between two samples of a rank of a job
-OTHERS_SECONDS = 5.0  # for an earlier job's cluster to end
-
-# features.telemetry.rank.log_metrics
-SEND_SECONDS = 0.2  # between two messages with metrics of a rank
-METRICS_END_SECONDS = 0.2  # at the end of a cell, for metrics that are still being copied from a device
-
-# rank.mpi.world
+FLIGHT_RECORDER_LIMIT_SECONDS = 0.5  # for NCCL's flight record, on a thread that serves other requests
+ABORT_SECONDS = 5.0  # for groups to be aborted on a GPU, before the process ends and the rank is replaced
 MPI_WORLD_LIMIT_SECONDS = 5.0  # for a step of recovery in MPI that all ranks take together
 HELP_SECONDS = 1.0  # that a rank outside MPI helps others to be released
 HELP_PAUSE_SECONDS = 0.001  # between two such attempts
 RECEIVE_SECONDS = 0.2  # for sends without a receiver to be received
 
-# rank.nanny.nanny
-NAP_SECONDS = 0.0005  # of sleep while a rank prints: otherwise each line would wake its nanny, at the cost of the rank
-NANNY_REPEAT_SECONDS = 10.0  # for the client to subscribe, when a rank ends while it starts
-KILL_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL to a rank
+# Telemetry
 
-# rank.process_group.group
-ABORT_SECONDS = 5.0  # for groups to be aborted on a GPU, before the process ends and the rank is replaced
-
-# features.scripts.subprocess_run
-PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
-
-# rank.rank_exit
-# For atexit functions, threads and files at the end of a rank; less than KILL_GRACE_SECONDS.
-RANK_EXIT_END_SECONDS = 2.0
-THREADS_SECONDS = 1.5  # of these, for threads that may never end
-
-# features.telemetry.rank.sampler
+LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
+FIGURES_SECONDS = 1.0  # between two samples of a rank of a job
 SAMPLER_POLL_SECONDS = 0.25  # between two samples of the main thread while a cell runs
 IDLE_SECONDS = 0.5  # the same while none runs
 # In one collective, before the state of a rank shows it: a training loop is in one much of the time.
 WAITING_SECONDS = 0.3
-
-# rank.startup.startup_args
-JOIN_SECONDS = 120.0  # until rank 0 of a job has written the connection file (--join-timeout)
-
-# rank.kernel.shell
-REPORT_ERROR_SECONDS = 2.0  # for an error to be sent, before an interrupt may cut that off
-
-# features.staging.links
-LINGER_MS = 1_000  # for the last messages between nodes
-
-# features.staging.pipeline
-CUT_SECONDS = 5.0  # for the client to end this node, after the connection to the next one has ended
-GREET_SECONDS = 20.0  # for the node after to be reached
-PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
-
-# features.staging.rank
-STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to
-
-# rank.interrupts.standstill
-LEAST_SECONDS = 0.1  # without Python code, before the main thread counts as stuck in C code
-
-# rank.interrupts.deferral
-CUT_AFTER_SECONDS = 10.0  # from the first interrupt; only then a further one may cut off the import of a library
-LONGEST_SECONDS = 2.0  # for other code that should not be cut off: what takes longer hangs, and is interrupted
-DEFERRED_IMPORT_POLL_SECONDS = 1.0  # between two checks whether an import has ended whose end was not seen
-
-# features.telemetry.rank.process_stats
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
 LOOP_SECONDS = 0.3  # between two checks whether the loop of a cell has advanced
 NO_LOOP_SECONDS = 0.5  # the same while none runs
-
-# rank.nanny.output_batching
-GATHER_SECONDS = 0.02  # for which printed text is collected into one message
-
-# rank.nanny.ipc
-WIRE_END_SECONDS = 5.0  # for the operating system to end a process whose nanny has died
-# For the nanny to read the other pipe, so that nothing overtakes; it may be busy with a flood.
-WIRE_PATIENCE_SECONDS = 0.2
-
-# rank.nanny.exit_report
-COUNT_SECONDS = 1.0  # between two readings of the kernel's count of out-of-memory kills
-STACK_SECONDS = 0.1  # for a rank to write its stack on a signal; a stopped process never does
-
-# Jupyter Server
-
-# server.clusters
-CLUSTERS_POLL_SECONDS = 1.0  # between two checks for clusters that have started or ended
-
-# server.handlers
-HANDLERS_STATE_SECONDS = 0.5  # between two checks of the clusters' states
-HANDLERS_METRIC_SECONDS = 0.2  # between two messages with metrics
-
-# server.live_cluster
+SEND_SECONDS = 0.2  # between two messages with metrics of a rank
+METRICS_END_SECONDS = 0.2  # at the end of a cell, for metrics that are still being copied from a device
+RATE_SECONDS = 5.0  # over which rates are averaged
+STRAGGLER_SECONDS = 15.0  # over which ranks are compared to find slow ones
+CLUSTERS_POLL_SECONDS = 1.0  # between two checks of the server for clusters that have started or ended
+HANDLERS_STATE_SECONDS = 0.5  # between two checks of the server for the clusters' states
+HANDLERS_METRIC_SECONDS = 0.2  # between two messages of the server with metrics
 LIVE_RECEIVE_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
 ACKNOWLEDGE_SECONDS = 0.5  # for its acknowledgement
 LIVE_NANNY_SECONDS = 1.0  # for a nanny to pass that request on
-
-# Views
-
-# notebook.views.widget
-WIDGET_STATE_SECONDS = 0.5  # between two checks of the ranks' states
+WIDGET_STATE_SECONDS = 0.5  # between two checks of the widget for the ranks' states
 WIDGET_METRIC_SECONDS = 0.1  # between two checks for metrics, while there are some
 CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
 
-# Checks
+# Other features
 
-# doctor.gpu_bench
+STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
+FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
+STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends a data set, and ssh, to end
+STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of ssh
+STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
+LINGER_MS = 1_000  # for the last messages between nodes
+GREET_SECONDS = 20.0  # for the node after to be reached
+PIPELINE_CUT_SECONDS = 5.0  # for the client to end this node, after the connection to the next one has ended
+PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
+STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to
+LEFT_SECONDS = 24 * 3600.0  # before an unfinished, unchanged version of another session's checkpoint is abandoned
+START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
+PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
+
+# jupyter disttrain doctor and gpu-check
+
+TIMEOUT_SECONDS = 60.0  # for a command of the doctor
+MPIEXEC_TIMEOUT_SECONDS = 30.0  # for a small program under mpiexec
+CELL_TIMEOUT_SECONDS = 60.0  # for the doctor's cell
 GPU_BENCH_LIMIT_SECONDS = 60.0  # for any event of gpu-check
-
-# doctor.gpu_check_cases
 FREED_SECONDS = 20.0  # after the grace period, for waiting ranks to be released
 LONE_SECONDS = 25.0  # for a rank that forms a group alone to be released or replaced
 GPU_CHECKS_FORM_SECONDS = 45.0  # for the group to be formed after a death during that
-
-# doctor.probe
-TIMEOUT_SECONDS = 60.0  # for a command of the doctor
-
-# doctor.ranks
-MPIEXEC_TIMEOUT_SECONDS = 30.0  # for a small program under mpiexec
-CELL_TIMEOUT_SECONDS = 60.0  # for the doctor's cell
-
-# Files of the cluster
-
-# protocol.controller_args
-HEARTBEAT_MS = 500  # between two heartbeats, at which ipyparallel's own clients learn of a rank
-
-# protocol.connection_file
-JOB_FILE_CONNECT_SECONDS = 3.0  # to find out whether a job's controller can be reached
-
-# rank_sessions
-RANK_SESSIONS_END_SECONDS = 2.0  # for what ends by itself once the other processes of a session have
-RANK_SESSIONS_CHECK_SECONDS = 0.02  # between two checks of that

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.doctor import jupyter, report
-from jupyter_disttrain.doctor.finding import Finding, ok, warning
+from jupyter_disttrain.doctor import report, versions
+from jupyter_disttrain.doctor.probe import ProbeError
+from jupyter_disttrain.doctor.report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,31 +21,38 @@ if TYPE_CHECKING:
 
 
 def fail_midway() -> Iterator[Finding]:
-    yield ok("first", "seen")
-    yield warning("second", "is slow", "wait")
+    yield Finding("ok", "first", "seen")
+    yield Finding("warning", "second", "is slow", "wait")
     raise KeyError("lost")
+
+
+def miss_torch() -> list[Finding]:
+    raise ProbeError("torch does not load: no such file")
+
+
+CHECKS = {"made up": fail_midway, "ranks": miss_torch, "other": lambda: [Finding("ok", "third", "runs too")]}
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_check_that_raises_is_an_error_and_colour_is_for_terminals(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
-    monkeypatch.setattr(report, "CHECKS", {"made up": fail_midway, "other": lambda: [ok("third", "runs too")]})
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
-    assert report.write_text(stream) == 1
+    assert report.write_text(stream, CHECKS) == 1
     text = stream.getvalue()
     label = "\033[32mok     \033[0m" if is_terminal else "ok     "
     assert text.startswith(f"made up\n  {label}  first: seen\n")
     assert "second: is slow\n           -> wait\n" in text
     assert "this check raised an error: KeyError: 'lost' (" in text
+    assert "ranks: not checked further: torch does not load: no such file\n           -> see the versions above" in text
     assert "third: runs too" in text
-    assert text.endswith("1 error and 1 warning; each with its remedy above.\n")
+    assert text.endswith("2 errors and 1 warning; each with its remedy above.\n")
     assert ("\033" in text) == is_terminal
     stream = io.StringIO()
-    assert report.write_json(stream) == 1
+    assert report.write_json(stream, CHECKS) == 1
     assert json.loads(stream.getvalue())["status"] == "error"
 
 
@@ -57,8 +65,8 @@ def test_disabled_labextension_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(json.dumps(content))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    (finding,) = jupyter.find()
+    _, finding = versions.find_jupyterlab()
     assert (finding.status, finding.text.partition(" ")[0]) == ("ok", "1.2,")
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
-    (finding,) = jupyter.find()
+    _, finding = versions.find_jupyterlab()
     assert (finding.status, finding.remedy) == ("warning", "jupyter labextension enable jupyter-disttrain")

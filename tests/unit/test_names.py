@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,13 @@ def test_no_ruled_out_word_is_in_the_package() -> None:
         for line, word in ruled_out(path.read_text())
     ]
     assert not places, "\n".join(places)
+
+
+def test_no_module_defines_a_constant_twice() -> None:
+    """Two limits of one name had the value of the later: nannies gave a cut network 5 s in place of 30 s."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        targets = (node.targets for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign))
+        names = Counter(name.id for each in targets for name in each if isinstance(name, ast.Name))
+        found += [f"{path.relative_to(PACKAGE)}: {name}" for name, count in names.items() if count > 1]
+    assert not found

@@ -16,9 +16,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.transport.controller_process import ControllerProcess
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import LaunchError
-from jupyter_disttrain.launchers.local import LocalRanks
+from jupyter_disttrain.launchers.local import LocalRanks, OneProcess
 from jupyter_disttrain.launchers.mpi import MPIRanks
-from jupyter_disttrain.launchers.ssh import RanksOfHost
 from jupyter_disttrain.protocol import controller_args
 from jupyter_disttrain.protocol.controller_args import choose_ports
 
@@ -68,7 +67,7 @@ def test_mpi_that_cannot_start_remote_ranks_is_refused_before_any_host_is_contac
     assert not (tmp_path / "was-asked").exists()
 
 
-@pytest.mark.parametrize("launcher", [RanksOfHost, LocalRanks, ControllerProcess, MPIRanks])
+@pytest.mark.parametrize("launcher", [OneProcess, LocalRanks, ControllerProcess, MPIRanks])
 def test_log_with_any_bytes_is_shown(launcher: type[Any], tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"refus\xe9 par node2\n")
     one = launcher(output_file=str(tmp_path / "log"), profile_dir=str(tmp_path), cluster_id="x", identifier="1")

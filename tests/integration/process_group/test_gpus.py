@@ -86,11 +86,9 @@ def test_gpu_check_reports_a_missing_gpu(nvml: str) -> None:
 
 def test_gpu_check_drives_real_ranks() -> None:
     checks = "start,failure,death in forming,out of memory"
-    command, environment = [*GPU_CHECK, "--device", "cpu", "--only", checks], os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    rows = [line for line in done.stdout.splitlines()[:-1] if not line.startswith(" ")]
-    results = {row[:17].strip(): row[18:25].strip() for row in rows}
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    command = [*GPU_CHECK, "--device", "cpu", "--only", checks]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    results = {row[:17].strip(): row[18:25].strip() for row in done.stdout.splitlines()[:-1]}
     expected = dict.fromkeys(checks.split(","), "ok") | {"out of memory": "skipped"}
     assert results == expected, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "3 ok, 0 failed, 1 skipped, on cpu"
