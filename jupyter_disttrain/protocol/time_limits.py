@@ -91,7 +91,7 @@ LONGEST_UNREPORTED_SECONDS = 30.0  # between two reports that a rank was used
 # features.telemetry.rank_figures
 RATE_SECONDS = 5.0  # over which rates are averaged
 
-# client.transport.orphan_check
+# client.transport.controller, of a job
 CLOSED_SECONDS = 0.5  # without a connection once the hub lists no rank; one that failed is connected again at once
 UNANSWERED_SECONDS = 5.0  # the same while the hub still counts on ranks
 # Without a heartbeat: what holds the connections then is a process that a rank has forked.
