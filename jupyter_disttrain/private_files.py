@@ -14,6 +14,7 @@ import os
 import pwd
 import socket
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ def write_private(path: Path, content: str) -> None:
     """Write a file that only this user may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(content)
+
+
+def replace_private(path: Path, content: str) -> None:
+    """Write a file that only this user may read; other processes see its earlier content or all of the new one."""
+    fresh = path.with_name(f"{path.name}.new-{threading.get_native_id()}")
+    write_private(fresh, content)
+    fresh.replace(path)
 
 
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:

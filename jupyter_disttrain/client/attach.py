@@ -14,7 +14,6 @@ import json
 import logging
 import time
 from concurrent.futures import wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from .startup.registration import as_message
 from .transport.ssh_tunnel import tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from ..protocol.connection_file import JobFile
@@ -58,12 +57,7 @@ def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecy
     there = batch_jobs.find(str(which), ssh) if is_job else find(which, free=True)
     try:
         unless(there.name)
-        if isinstance(there, ClusterFile):
-            lifecycle = Lifecycle(Session(there.load_config()))
-            _attach_again(lifecycle, there)
-        else:
-            lifecycle = Lifecycle(Session(batch_jobs.config_of(there, batch_jobs.full_path(str(which)))))
-            _attach_to_job(lifecycle, there)
+        lifecycle = _join_and_watch(there, str(which))
     except BaseException:  # also a KeyboardInterrupt must leave no tunnel open
         batch_jobs.let_go(there)
         raise
@@ -71,42 +65,33 @@ def attach(which: str | None, ssh: str, unless: Callable[[str], None]) -> Lifecy
     return lifecycle
 
 
-def _attach_to_job(lifecycle: Lifecycle, job_file: JobFile) -> None:
-    """Attach to a job whose ranks have not been identified yet."""
-    session = lifecycle.session
+def _join_and_watch(there: ClusterFile | JobFile, which: str) -> Lifecycle:
+    """Join a cluster that an earlier notebook has left, or a job whose ranks have not been identified yet."""
     started = time.monotonic()
-    session.launch = batch_jobs.JobLaunch(job_file, session.config)
-    session.launch.decide()
-    session.launch.start()
-    with _watched(lifecycle):
-        session.launch.dispatcher.open(lifecycle.messages)
+    if isinstance(there, ClusterFile):
+        session = Session(there.load_config())
+        session.launch = join(there)
+    else:
+        session = Session(batch_jobs.config_of(there, batch_jobs.full_path(which)))
+        session.launch = batch_jobs.JobLaunch(there, session.config)
+        session.launch.decide()
+        session.launch.start()
         session.is_first = True
-        session.start_seconds = time.monotonic() - started
-
-
-def _attach_again(lifecycle: Lifecycle, there: ClusterFile) -> None:
-    """Attach to a cluster that an earlier notebook has left."""
-    session = lifecycle.session
-    started = time.monotonic()
-    session.launch = join(there)
-    with _watched(lifecycle):
-        _read_metrics(session)
-        session.missed = _take_up(session, lifecycle.messages)
-        session.start_seconds = time.monotonic() - started
-
-
-@contextmanager
-def _watched(lifecycle: Lifecycle) -> Iterator[None]:
-    """Start to watch the ranks; if the block fails, stop that and leave the cluster."""
-    session = lifecycle.session
+    lifecycle = Lifecycle(session)
     try:
         with deferred_interrupts():
             lifecycle.watch()
-        yield
+        if session.is_first:
+            session.launch.dispatcher.open(lifecycle.messages)
+        else:
+            _read_metrics(session)
+            session.missed = _take_up(session, lifecycle.messages)
     except BaseException:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
-        session.stop_watching()
+        lifecycle.stop_watching()
         session.launch.leave()
         raise
+    session.start_seconds = time.monotonic() - started
+    return lifecycle
 
 
 def _read_metrics(session: Session) -> None:
@@ -132,7 +117,7 @@ def detach(lifecycle: Lifecycle) -> None:
         session.launch.check_open()
         try:
             session.is_closed = True
-            session.stop_watching()
+            lifecycle.stop_watching()
             let_begin(session.launch)
         finally:  # also after a KeyboardInterrupt: a half detached cluster could be neither attached to nor ended
             lifecycle.leave("was detached")
@@ -140,25 +125,13 @@ def detach(lifecycle: Lifecycle) -> None:
 
 
 def join(there: ClusterFile) -> Launch:
-    """Connect to the ranks of a cluster and take its lease.
-
-    Raises
-    ------
-    UsageError
-        If another process has just taken the lease.
-    LaunchError
-        If its nannies don't reply.
-    """
+    """Connect to the ranks of a cluster and take its lease; raises a LaunchError if its nannies don't reply."""
     launch = Launch(there.load_config(), there)
     try:
         launch.join()
         _wait_until_subscribed(launch)
-    except BaseException as error:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
+    except BaseException:  # also a KeyboardInterrupt: the cluster must be left so that others can attach
         launch.leave()
-        if isinstance(error, BlockingIOError):
-            raise UsageError(
-                f"another process has just attached to the cluster {there.name!r}; use or detach it there"
-            ) from error
         raise
     return launch
 
@@ -180,17 +153,13 @@ def _take_up(session: Session, messages: SessionMessages) -> list[CellRun]:
     runs = [cells.adopt(cell, session.interrupt) for cell in cells.cell_log.open_cells]
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
-    replays = {entry.engine: _ask_nanny(launch, entry) for entry in asked}
+    replays = {entry.engine: launch.open_link.request(entry.nanny, Replay()) for entry in asked}
     earlier = [message for entry in asked for message in _published_messages(launch, entry, replays[entry.engine])]
     launch.dispatcher.open(messages, [*earlier, *deaths.values()])
     repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
     wait(repeated, RANK_SECONDS)
     _restore_group(launch, session.supervisor)
     return runs
-
-
-def _ask_nanny(launch: Launch, entry: RankEntry) -> Future[Message]:
-    return launch.open_link.request(entry.nanny, Replay())
 
 
 def _published_messages(launch: Launch, entry: RankEntry, future: Future[Message]) -> list[Message]:
@@ -204,17 +173,9 @@ def _published_messages(launch: Launch, entry: RankEntry, future: Future[Message
     for count in reply["content"]["counts"]:
         parts = [bytes(next(frames)) for _ in range(count)]
         start = parts.index(DELIM) + 2  # the signature follows the delimiter
-        header, parent, metadata, content = map(unpack, parts[start : start + 4])
-        buffers = parts[start + 4 :]
-        messages.append(
-            {
-                "header": header,
-                "parent_header": parent,
-                "metadata": metadata,
-                "content": content,
-                "buffers": buffers,
-            }
-        )
+        names = ("header", "parent_header", "metadata", "content")
+        message = dict(zip(names, map(unpack, parts[start : start + 4]), strict=True))
+        messages.append(message | {"buffers": parts[start + 4 :]})
     return messages
 
 

@@ -480,4 +480,4 @@ class Cluster:
             Messages on ranks that were killed because they took too long to end.
         """
         self._lifecycle.shutdown()
-        return self._lifecycle.killed
+        return self._session.launch.killed

@@ -23,8 +23,13 @@ from ..protocol.requests import End
 from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import deferred_interrupts, raise_interrupted
+from .cells.executor import Cells
 from .recovery.explanations import error_text
+from .recovery.state_machine import Rules
+from .recovery.supervisor import Supervisor
+from .registry.cluster_file import CellLog
 from .session_messages import SessionMessages
+from .startup.job_watch import JobWatch
 from .startup.launch import Launch
 from .startup.progress import StartProgress
 
@@ -37,26 +42,20 @@ _open: weakref.WeakSet[Lifecycle] = weakref.WeakSet()  # of the open clusters of
 
 
 class Lifecycle:
-    """Starts and ends the ranks of one session.
+    """Starts and ends the ranks of one session, whose launch, recovery and cells it sets.
 
-    Parameters
-    ----------
-    session
-        The session, whose launch, recovery and cells this sets.
-    report
-        See :class:`jupyter_disttrain.Cluster`.
+    ``report`` is that of :class:`jupyter_disttrain.Cluster`.
     """
 
     def __init__(self, session: Session, report: Callable[[str], None] | None = None) -> None:
         self.session = session
         self.messages = SessionMessages(
             session,
-            interrupt=self.interrupt_in_background,
+            interrupt=partial(self._in_background, "interrupt", session.interrupt),
             reset=lambda: self.reset_because("it was requested in the side panel"),
             shutdown=self.end_because,
             leave=self.leave_because,
         )
-        self.killed: list[str] = []  # messages on ranks killed at the last shutdown or reset: they took too long to end
         self._report = report or partial(print, file=sys.stderr, flush=True)
         self._pid = os.getpid()
 
@@ -65,10 +64,7 @@ class Lifecycle:
     def start(self, on_start: Callable[[str], None] | None = None) -> None:
         """Start the ranks and watch them.
 
-        Raises
-        ------
-        LaunchError, UsageError
-            If they can't be started; nothing is left running then.
+        Raises a LaunchError or a UsageError if they can't be started; nothing is left running then.
         """
         self._start(self._new_launch(on_start))
         self.keep_until_exit()
@@ -99,14 +95,29 @@ class Lifecycle:
                 launch.dispatcher.open(self.messages)
         except BaseException as error:  # also a KeyboardInterrupt, wherever it is raised
             if is_up:
-                session.stop_watching()
+                self.stop_watching()
             launch.stop()
             raise_interrupted(error)
             raise
 
     def watch(self) -> None:
-        """Start to watch the ranks of the session's launch."""
-        self.session.watch(reset=self.reset_because, shutdown=self.end_because, on_job_over=self._on_job_over)
+        """Start to watch the ranks of the session's launch, and accept cells for them."""
+        session, launch = self.session, self.session.launch
+        rules, remarks = Rules.of(session.config), session.telemetry.remarks
+        session.supervisor = Supervisor(launch, rules, remarks, self.reset_because, self.end_because)
+        cell_log = CellLog(launch.folders.cell_log if session.config.keep else None)
+        count = cell_log.last if session.cells is None else session.cells.count
+        session.cells = Cells(launch, session.supervisor, cell_log, count)
+        allocated = launch.state.placement.allocated
+        watch = JobWatch(allocated.job, session.supervisor.note, self._on_job_over) if allocated else None
+        session.job_watch = watch
+        remarks.of_job = list if watch is None else lambda: watch.standing
+
+    def stop_watching(self) -> None:
+        """Stop to watch the ranks, before they are ended or left."""
+        if self.session.job_watch is not None:
+            self.session.job_watch.close()
+        self.session.supervisor.close()
 
     # Restart
 
@@ -122,7 +133,7 @@ class Lifecycle:
                     fresh.decide()
                 is_gone = True
                 self._end_ranks(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
-                notes = [*session.supervisor.take_notes(), *self.killed]
+                notes = [*session.supervisor.take_notes(), *session.launch.killed]
                 self._start(fresh)
             except BaseException as error:  # also a KeyboardInterrupt: without ranks the cluster is closed
                 fresh.stop()
@@ -203,19 +214,15 @@ class Lifecycle:
 
     def _end_ranks(self, reason: str) -> None:
         """End the wait for cells with the reason, and then the ranks."""
-        session = self.session
-        session.abandon_cells(reason)  # first, or the end of the ranks would be reported as their death
-        session.stop_watching()
-        try:
-            session.launch.stop()
-        finally:
-            self.killed = session.launch.killed
+        self.session.abandon_cells(reason)  # first, or the end of the ranks would be reported as their death
+        self.stop_watching()
+        self.session.launch.stop()
 
     def leave(self, because: str) -> None:
         """Close the cluster in this process and leave its ranks running."""
         with self.session.restarting:
             self._close()
-            self.session.stop_watching()
+            self.stop_watching()
             self.session.launch.leave(because)
 
     def _leave_open(self, because: str) -> None:
@@ -237,10 +244,6 @@ class Lifecycle:
         """End the wait for cells at once; leave the ranks, which are out of reach, on a thread of its own."""
         self.session.abandon_cells(reason)
         self._in_background("leave", self._leave_open, f"is unreachable: {reason}")
-
-    def interrupt_in_background(self) -> None:
-        """Interrupt the running cells on a thread of its own."""
-        self._in_background("interrupt", self.session.interrupt)
 
     def _in_background(self, what: str, call: Callable[..., object], *args: object) -> None:
         """Call a function on a thread of its own, which may join the calling one.

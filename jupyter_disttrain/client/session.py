@@ -21,20 +21,19 @@ from ..protocol.requests import Interrupt
 from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS, SETTLE_CHECK_SECONDS
 from ..sigint import held_interrupts
-from .cells.executor import Cells
 from .cells.history import Origin
 from .cells.session_group import restore_group
 from .recovery.state_machine import Rules
-from .recovery.supervisor import Supervisor
-from .registry.cluster_file import CellLog
-from .startup.job_watch import JobWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from ..config.cluster import ClusterConfig
     from .cells.cell_run import CellRun, Listener
+    from .cells.executor import Cells
+    from .recovery.supervisor import Supervisor
+    from .startup.job_watch import JobWatch
     from .startup.launch import Launch
     from .startup.rank_table import RankEntry
     from .transport.link import Message
@@ -54,16 +53,10 @@ class StartReport:
 
 
 class Session:
-    """The state of one cluster, which its collaborators share.
-
-    Parameters
-    ----------
-    config
-        The configuration of the cluster.
-    """
+    """The state of one cluster, which its collaborators share."""
 
     launch: Launch  # set before the ranks are started
-    supervisor: Supervisor  # set by ``watch``
+    supervisor: Supervisor  # set once they are watched
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -77,34 +70,6 @@ class Session:
         self.missed: list[CellRun] = []  # cells that had not ended when an earlier notebook left
         self._last_use = time.monotonic()
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # those that nannies may not have passed on yet
-
-    # Watching the ranks
-
-    def watch(
-        self, *, reset: Callable[[str], None], shutdown: Callable[[str], None], on_job_over: Callable[[str], None]
-    ) -> None:
-        """Start to watch the ranks of the launch, and accept cells for them.
-
-        Parameters
-        ----------
-        reset, shutdown
-            Called with the reason after a rank's death, as configured; must not wait for the ranks.
-        on_job_over
-            Called with the reason when the Slurm job of the ranks has ended.
-        """
-        self.supervisor = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
-        cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
-        count = cell_log.last if self.cells is None else self.cells.count
-        self.cells = Cells(self.launch, self.supervisor, cell_log, count)
-        allocated = self.launch.state.placement.allocated
-        self.job_watch = watch = JobWatch(allocated.job, self.supervisor.note, on_job_over) if allocated else None
-        self.telemetry.remarks.of_job = list if watch is None else lambda: watch.standing
-
-    def stop_watching(self) -> None:
-        """Stop to watch the ranks, before they are ended or left."""
-        if self.job_watch is not None:
-            self.job_watch.close()
-        self.supervisor.close()
 
     # Cells
 
@@ -122,10 +87,7 @@ class Session:
     def settle(self) -> None:
         """Wait until the session has recovered from earlier failures and interrupts.
 
-        Raises
-        ------
-        ClusterClosedError
-            If the cluster has ended.
+        Raises a ClusterClosedError if the cluster has ended.
         """
         self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         with self.restarting:  # a rank's death may have started a reset or a shutdown
@@ -135,12 +97,8 @@ class Session:
     def ready(self, ranks: str | int | Iterable[int]) -> tuple[Launch, tuple[int, ...]]:
         """Wait until ranks accept requests; return the launch and the ranks.
 
-        Raises
-        ------
-        UsageError
-            If a rank does not exist, has died, or still runs a cell.
-        ClusterClosedError
-            If the cluster has ended.
+        Raises a UsageError if a rank does not exist, has died, or still runs a cell, and a ClusterClosedError if the
+        cluster has ended.
         """
         self.settle()
         chosen = parse_ranks(ranks, len(self.launch.table))

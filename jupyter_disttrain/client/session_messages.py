@@ -30,16 +30,8 @@ if TYPE_CHECKING:
 class SessionMessages:
     """Handles the published messages of one session, whose ranks are watched.
 
-    Parameters
-    ----------
-    session
-        The session, whose cells and telemetry receive the messages.
-    interrupt, reset
-        Called when the side panel requests it; must not wait for the ranks.
-    shutdown
-        Called with the reason, to end the cluster; must not wait for that.
-    leave
-        Called with the reason, to close the cluster here and leave its ranks; must not wait for that.
+    ``interrupt`` and ``reset`` are called when the side panel requests it; ``shutdown`` and ``leave`` with the reason,
+    to end the cluster, or to close it here and leave its ranks. None of them may wait for the ranks.
     """
 
     def __init__(
@@ -54,7 +46,6 @@ class SessionMessages:
         self._session = session
         self._interrupt, self._reset, self._shutdown, self._leave = interrupt, reset, shutdown, leave
         self._last_asked = ""  # token of the last request from the side panel
-        self._places: dict[str, int] = {}  # index in the table, by engine
 
     def on_message(self, channel: str, message: Message) -> None:
         """Handle a published message."""
@@ -129,12 +120,7 @@ class SessionMessages:
 
     def _entry_of(self, engine: str) -> RankEntry | None:
         """Return the rank of an engine; None if it is not a rank any more, or not yet."""
-        table = self._session.launch.table
-        at = self._places.get(engine, -1)
-        if at < 0 or at >= len(table) or table[at].engine != engine:
-            self._places = {entry.engine: at for at, entry in enumerate(table)}  # outdated if a rank was replaced
-            at = self._places.get(engine, -1)
-        return table[at] if at >= 0 else None
+        return next((entry for entry in self._session.launch.table if entry.engine == engine), None)
 
     def _on_asked(self, asked: Asked, entry: RankEntry) -> None:
         """Carry out a request from the side panel, whether the notebook is busy or not."""

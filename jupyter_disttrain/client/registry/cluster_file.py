@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import socket
 import threading
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from jupyter_core.paths import jupyter_runtime_dir
 
@@ -25,8 +24,7 @@ from ...config.hosts import HostSlots
 from ...config.slurm import SlurmOptions
 from ...errors import LaunchError, UsageError
 from ...launchers.folders import Folders, answers
-from ...private_files import make_private_below, read_own
-from ...process_table import runs, start_time
+from ...private_files import make_private_below, read_own, replace_private
 from ...protocol.file_lock import take_lock
 from ...protocol.ranks import RankInfo
 from ..startup.progress import FILE as STARTING
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 FILE = "cluster.json"
 VERSION = metadata.version("jupyter_disttrain")
 HOLDER = "holder"
-_HERE = "@"  # separates cluster id, host and process in the name of a job's link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +62,7 @@ class ClusterFile:
     mpi_heals: bool  # MPI can be repaired: after a death, or in a job after an interrupt
     mpi_lost: str  # why MPI has no world of all ranks; empty if it has
     table: list[dict[str, Any]]
-    births: dict[str, dict[str, float]]  # start times of its processes: see ``processes.Processes.births``
+    births: dict[str, dict[str, str]]  # start times of its processes: see ``processes.Processes.births``
 
     def write(self) -> None:
         """Write the file atomically."""
@@ -73,13 +70,7 @@ class ClusterFile:
 
     @classmethod
     def read(cls, profile: Path) -> Self:
-        """Read the file of the cluster with this profile folder.
-
-        Raises
-        ------
-        OSError
-            If there is none, or another user owns it.
-        """
+        """Read the file in this profile folder; raises an OSError if there is none, or another user owns it."""
         return cls(**json.loads(read_own(profile / FILE)))
 
     @property
@@ -102,16 +93,10 @@ class ClusterFile:
 
     def load_config(self) -> ClusterConfig:
         """Return the configuration that the user requested."""
-        gpus = self.config["gpus"]
-        roles = tuple((role, count) for role, count in self.config["tf_roles"])  # JSON has lists
-        lists: dict[str, Any] = {"gpus": None if gpus is None else tuple(gpus), "tf_roles": roles}
-        lists |= {name: tuple(self.config[name]) for name in ("spares", "forward")}
-        ports = self.config["controller_ports"]
-        lists["controller_ports"] = None if ports is None else (ports[0], ports[1])
-        lists["hosts"] = tuple(HostSlots(**host) for host in self.config["hosts"])
-        slurm = self.config["slurm"]
-        lists["slurm"] = None if slurm is None else SlurmOptions(**slurm | {"more": tuple(slurm["more"])})
-        return ClusterConfig(**self.config | lists)
+        fields = _with_tuples(self.config)
+        fields["hosts"] = tuple(HostSlots(**host) for host in fields["hosts"])
+        fields["slurm"] = fields["slurm"] and SlurmOptions(**fields["slurm"])
+        return ClusterConfig(**fields)
 
     def load_table(self) -> list[RankEntry]:
         """Return the rank table; every rank is marked idle, although it may be running a cell."""
@@ -135,42 +120,35 @@ class ClusterFile:
         return f"process {self.holder_pid}" + (f" ({self.notebook})" if self.notebook else "")
 
 
-class Lease:
-    """The exclusive right to send cells to a cluster; it ends with the process that has it.
+def _with_tuples(value: Any) -> Any:
+    """Return JSON's lists as the tuples that they were."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(each) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
-    Raises
-    ------
-    BlockingIOError
-        If another process has it.
-    UsageError
-        If the file system does not support locks.
-    LaunchError
-        If the file can't be written.
+
+def take_lease(profile: Path) -> BinaryIO:
+    """Take the exclusive right to send cells to a cluster, until this process ends or closes the returned file.
+
+    Raises a BlockingIOError if another process has it, a UsageError if the file system does not support locks, and a
+    LaunchError if the file can't be written.
     """
-
-    def __init__(self, profile: Path) -> None:
-        try:
-            self._file = (profile / HOLDER).open("a+b")
-        except OSError as error:
-            raise LaunchError(f"cannot write {profile / HOLDER}: {error.strerror}; free or repair that disk") from error
-        try:
-            take_lock(self._file.fileno(), profile)
-        except BaseException:  # any error: close the file, then raise it again
-            self._file.close()
-            raise
-
-    def release(self) -> None:
-        """Release the lease."""
-        self._file.close()
+    try:
+        file = (profile / HOLDER).open("a+b")
+    except OSError as error:
+        raise LaunchError(f"cannot write {profile / HOLDER}: {error.strerror}; free or repair that disk") from error
+    try:
+        take_lock(file.fileno(), profile)
+    except BaseException:  # any error: close the file, then raise it again
+        file.close()
+        raise
+    return file
 
 
 class CellLog:
     """The cells that were sent and have not ended, which a later notebook resumes.
 
-    Parameters
-    ----------
-    path
-        The file; None if the cluster ends with its notebook, so that no later notebook can join.
+    Without a path, the cluster ends with its notebook, so that no later notebook can join.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -206,70 +184,46 @@ class CellLog:
 
 
 def _write(path: Path, content: Any) -> None:
-    # One file per thread: the cell's thread and the supervisor's both write.
-    temporary = path.with_suffix(f".new-{threading.get_native_id()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file)
-    temporary.replace(path)
+    replace_private(path, json.dumps(content))
     tunnel = tunnel_of(path.parent)
     if tunnel is not None:
         tunnel.push(path)
 
 
-class PresenceFile:
-    """A link that lists a job which this process has joined among the clusters of this host.
+def list_job(profile: Path, cluster_id: str) -> Path:
+    """List a job that this process holds among the clusters of this host; return the link to remove at the end.
 
-    The job's folders are elsewhere, so the link to them exists while this process holds the job.
+    The job's folders are elsewhere.
     """
-
-    def __init__(self, profile: Path, cluster_id: str) -> None:
-        folder = _folder()
-        make_private_below(folder, folder.parent)
-        process = f"{os.getpid()}-{start_time(os.getpid())}"
-        self._path = folder / f"{cluster_id}{_HERE}{socket.gethostname()}{_HERE}{process}"
-        self._path.unlink(missing_ok=True)
-        self._path.symlink_to(profile)
-
-    def remove(self) -> None:
-        """Remove the link."""
-        self._path.unlink(missing_ok=True)
+    folder = _folder()
+    make_private_below(folder, folder.parent)
+    link = folder / f"{cluster_id}@{socket.gethostname()}"
+    link.unlink(missing_ok=True)  # that of a process that was killed
+    link.symlink_to(profile)
+    return link
 
 
 def _folder() -> Path:
     return Path(jupyter_runtime_dir()) / "disttrain"
 
 
-def _is_forgotten(link: Path) -> bool:
-    """Whether a link belongs to a process of this host that has ended; the link is removed then.
-
-    Hosts that share a home directory see each other's links, but can't check each other's processes.
-    """
-    cluster_and_host, _, process = link.name.rpartition(_HERE)
-    host = cluster_and_host.rpartition(_HERE)[2]
-    pid, _, started = process.partition("-")
-    if host != socket.gethostname() or not pid.isdigit() or runs(int(pid), started):
-        return False
-    link.unlink(missing_ok=True)
-    return True
-
-
 def running() -> list[ClusterFile]:
     """Return the user's clusters that run on this host and the jobs that are held here, oldest first."""
     folder = _folder()
     profiles = list(folder.iterdir()) if folder.is_dir() else []
+    host = socket.gethostname()
     found = []
     for profile in profiles:
         is_link = profile.is_symlink()
-        if is_link and _is_forgotten(profile):
-            continue
         try:
             cluster = ClusterFile.read(profile)
-            if cluster.version != VERSION:
-                continue
-        except (OSError, json.JSONDecodeError, TypeError, KeyError):
-            continue  # it is just starting, has just ended, or was written by another version
-        is_there = cluster.is_held if is_link else answers(Path(cluster.local))
-        if cluster.host == socket.gethostname() and is_there:
+        except (OSError, json.JSONDecodeError, TypeError, KeyError) as error:
+            # It is just starting, has just ended, or was written by another version.
+            if is_link and isinstance(error, FileNotFoundError) and profile.name.endswith(f"@{host}"):
+                profile.unlink(missing_ok=True)  # its job has ended; other hosts may not see the job's folder
+            continue
+        is_ours = cluster.version == VERSION and cluster.host == host
+        if is_ours and (cluster.is_held if is_link else answers(Path(cluster.local))):
             found.append(cluster)
     return sorted(found, key=lambda cluster: cluster.started_s)
 
@@ -305,19 +259,10 @@ def unreadable() -> list[dict[str, str]]:
 
 
 def find(which: str | None, *, free: bool = False) -> ClusterFile:
-    """Return the running cluster with this name or id, or the only one.
+    """Return the running cluster with this name or id; None: the only one.
 
-    Parameters
-    ----------
-    which
-        A name, an id, or None for the only one.
-    free
-        Consider only clusters that were started to outlive their notebook and that no running process holds.
-
-    Raises
-    ------
-    UsageError
-        If there is none, or more than one; the message lists what there is.
+    With ``free``, consider only clusters that were started to outlive their notebook and that no running process holds.
+    Raises a UsageError that lists what there is if there is none, or more than one.
     """
     there = running()
     named = [cluster for cluster in there if which in (None, cluster.name, cluster.cluster_id)]

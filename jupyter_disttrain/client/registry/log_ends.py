@@ -23,27 +23,13 @@ STREAMS = ("stdout", "stderr")
 
 
 def log_ends(path_of: Callable[[int], Path], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the end of each log as JSON; empty for a log that does not exist.
-
-    Parameters
-    ----------
-    path_of
-        Returns the path of a rank's log.
-    ranks
-        The ranks whose logs to read; the more ranks, the less of each log.
-    """
+    """Return the end of each rank's log as JSON, of more ranks less of each; empty if there is no log."""
     size = END_BYTES if len(ranks) == 1 else max(LEAST_BYTES, ALL_BYTES // max(1, len(ranks)))
     return [{"rank": rank, **_end(path_of(rank), size)} for rank in ranks]
 
 
 def require_here(path: Path, rank: int, job_file: str) -> Path:
-    """Return the path of a log, if it is on this machine.
-
-    Raises
-    ------
-    UsageError
-        If it is on another machine, because the job was reached through ssh.
-    """
+    """Return the path of a log; a UsageError if it is on another machine, because the job was reached through ssh."""
     if split(job_file):
         host = job_file.partition(":")[0]
         raise UsageError(f"the log of rank {rank} is on {host}: {path}; ssh {host} tail -f {path} shows it")

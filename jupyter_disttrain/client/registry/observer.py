@@ -7,7 +7,6 @@ Does not cover: sending cells (``client.cluster``), which clusters there are (``
 from __future__ import annotations
 
 from concurrent.futures import wait
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...protocol.ranks import label_ranks
@@ -17,18 +16,9 @@ from ..recovery.hang_detection import waits_in_mpi
 from ..startup.launch import Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from .cluster_file import ClusterFile
-
-
-@contextmanager
-def _observing(there: ClusterFile) -> Iterator[Launch]:
-    launch = _join(there)
-    try:
-        yield launch
-    finally:
-        launch.leave()
 
 
 def _join(there: ClusterFile) -> Launch:
@@ -40,12 +30,15 @@ def _join(there: ClusterFile) -> Launch:
 
 def what_ranks_do(there: ClusterFile) -> str:
     """Return a text on what the ranks do at this moment."""
-    with _observing(there) as launch:
+    launch = _join(there)
+    try:
         asked = {entry.info.rank: launch.open_link.request(entry.engine, Where()) for entry in launch.table}
         wait(asked.values(), OBSERVER_ANSWER_SECONDS)
         doing: dict[str, list[int]] = {}
         for rank, answer in asked.items():
             doing.setdefault(_text(answer.result()["content"]) if answer.done() else "no reply", []).append(rank)
+    finally:
+        launch.leave()
     if len(doing) == 1:
         return next(iter(doing))
     return "; ".join(f"{label_ranks(ranks)}: {text}" for text, ranks in doing.items())

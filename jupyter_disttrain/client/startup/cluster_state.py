@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ...config.cluster import ClusterConfig
     from ...launchers.folders import Folders
     from ..transport.link import Link
-    from .job_processes import JobProcesses
-    from .processes import Processes
+    from .processes import JobProcesses, Processes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,13 +114,7 @@ class ClusterState:
 
     @property
     def open_link(self) -> Link:
-        """The sockets to the ranks.
-
-        Raises
-        ------
-        ClusterClosedError
-            If the cluster was shut down.
-        """
+        """The sockets to the ranks; raises a ClusterClosedError if the cluster was shut down."""
         self.check_open()
         assert self.link is not None
         return self.link

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ...protocol.messages import RankHello
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+def visible_gpus() -> list[str]:
     """Return the GPUs that are visible to CUDA, named as in CUDA_VISIBLE_DEVICES."""
-    return shown_gpus(count_gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+    return shown_gpus(count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def shown_gpus(count: int, chosen: str | None) -> list[str]:
@@ -60,11 +60,8 @@ def count_gpus() -> int:
 def choose_gpus(config: ClusterConfig) -> list[str]:
     """Return the GPUs for the ranks of this machine; an empty list means that they use the CPU.
 
-    Raises
-    ------
-    UsageError
-        If the configuration names GPUs that don't exist, or has more ranks than GPUs without ``--share-gpus`` or with
-        NCCL.
+    Raises a UsageError if the configuration names GPUs that don't exist, or has more ranks than GPUs without
+    ``--share-gpus`` or with NCCL.
     """
     if config.backend in ("gloo", "none"):
         return []
@@ -80,24 +77,18 @@ def choose_gpus(config: ClusterConfig) -> list[str]:
                 f"there is no GPU {outside[0]}: this machine shows {there}; choose others with -g, or leave -g out"
             )
         chosen = [visible[gpu] for gpu in config.gpus]
-    if chosen and config.count is not None and config.count > len(chosen) and not config.share_gpus:
-        raise UsageError(
-            f"{config.count} ranks need {config.count} GPUs, and {len(chosen)} can be used; "
-            f"use -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
-        )
     if chosen and config.count is not None and config.count > len(chosen):
-        check_shared_nccl(config)
+        if not config.share_gpus:
+            raise UsageError(
+                f"{config.count} ranks need {config.count} GPUs, and {len(chosen)} can be used; "
+                f"use -n {len(chosen)}, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
+            )
+        _check_shared_nccl(config)
     return chosen
 
 
-def check_shared_nccl(config: ClusterConfig) -> None:
-    """Refuse NCCL for several ranks on one GPU, unless the user sets NCCL_HOSTID.
-
-    Raises
-    ------
-    UsageError
-        If the backend is NCCL, and NCCL_HOSTID is neither set here nor forwarded.
-    """
+def _check_shared_nccl(config: ClusterConfig) -> None:
+    """Refuse NCCL for several ranks on one GPU with a UsageError, unless NCCL_HOSTID is set here or forwarded."""
     is_set = HOST_ID in os.environ or any(each.partition("=")[0] == HOST_ID for each in config.forward)
     if config.backend == "nccl" and not is_set:
         raise UsageError(
@@ -108,19 +99,10 @@ def check_shared_nccl(config: ClusterConfig) -> None:
 
 
 def check_hosts(config: ClusterConfig, hosts: Sequence[HostSlots], gpus: Mapping[str, int]) -> None:
-    """Refuse hosts with fewer GPUs than ranks, by the same rules as for this machine.
+    """Refuse hosts with fewer GPUs than ranks with a UsageError, by the same rules as for this machine.
 
-    Parameters
-    ----------
-    hosts
-        The hosts, with the number of their ranks.
-    gpus
-        Number of GPUs that are visible to CUDA, by host; empty: the ranks use none.
-
-    Raises
-    ------
-    UsageError
-        If there are such hosts, and ranks may not share a GPU, or a host has no GPU.
+    ``hosts`` have the number of their ranks; ``gpus`` are the numbers of GPUs that are visible to CUDA, by host, and
+    empty if the ranks use none.
     """
     if config.backend != "nccl" and not any(gpus.get(host.name) for host in hosts):
         return  # all of them use the CPU
@@ -135,26 +117,15 @@ def check_hosts(config: ClusterConfig, hosts: Sequence[HostSlots], gpus: Mapping
             "node1:8,node2:4, add --share-gpus to put several ranks on one, or --backend gloo for the CPU"
         )
     if any(gpus.get(host.name, 0) < (host.slots or 0) for host in hosts):
-        check_shared_nccl(config)
+        _check_shared_nccl(config)
 
 
 def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mapping[str, int]) -> dict[str, int]:
     """Return how many GPUs the ranks of each host can use, by host; 0 everywhere if they use the CPU.
 
-    The driver counts all GPUs of a machine. torch sees none of them if it is a CPU build, and fewer where a container,
-    a cgroup or MIG hides some.
-
-    Parameters
-    ----------
-    hellos
-        One hello per rank.
-    shown
-        Number of GPUs that the driver reports, by host.
-
-    Raises
-    ------
-    UsageError
-        If torch sees fewer GPUs than the ranks of a host need, or none on some hosts only.
+    The driver counts all GPUs of a machine (``shown``, by host). torch sees none of them if it is a CPU build, and
+    fewer where a container, a cgroup or MIG hides some. Raises a UsageError if torch sees fewer GPUs than the ranks of
+    a host need, or none on some hosts only.
     """
     needed = Counter(map(node_of, hellos))
     seen = {node: min(each.cuda_devices for each in hellos if node_of(each) == node) for node in needed}
@@ -181,12 +152,8 @@ def usable_gpus(config: ClusterConfig, hellos: Sequence[RankHello], shown: Mappi
 def devices_of_job(config: ClusterConfig, hellos: Sequence[RankHello]) -> tuple[str, int, str]:
     """Return the backend of a job's ranks, the number of GPUs that each rank can use, and a note for the user.
 
-    The job's launcher may assign one GPU to each process, which then sees only that one.
-
-    Raises
-    ------
-    UsageError
-        If the backend is NCCL, and a rank sees no GPU.
+    The job's launcher may assign one GPU to each process, which then sees only that one. Raises a UsageError if the
+    backend is NCCL, and a rank sees no GPU.
     """
     count = min(each.cuda_devices for each in hellos)
     ranks = max(Counter(map(node_of, hellos)).values())
@@ -227,14 +194,11 @@ def note_of_devices(config: ClusterConfig, hellos: Sequence[RankHello], shown: M
             f"ranks use the CPU: torch {blind.torch} sees none of the {count} of {blind.host}, because "
             f"{_why_blind(blind)}; install a CUDA build of torch to use them"
         )
-    other = next((each for each in hellos if each.accelerator not in ("", "CPU") and not _is_cuda(each)), None)
+    supported = ("", "CPU", "CUDA")
+    other = next((each for each in hellos if each.accelerator.partition(" ")[0] not in supported), None)
     if other is not None:
         return f"ranks use the CPU: torch {other.torch} is built for {other.accelerator}, which is not supported yet"
     return ""
-
-
-def _is_cuda(hello: RankHello) -> bool:
-    return hello.accelerator.startswith("CUDA")
 
 
 def choose_backend(config: ClusterConfig, hellos: Sequence[RankHello], gpus: Mapping[str, int]) -> str:

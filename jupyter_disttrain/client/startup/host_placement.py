@@ -37,19 +37,10 @@ if TYPE_CHECKING:
 def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None], taken: ExitStack) -> Placement:
     """Decide on which hosts the ranks run; check hosts first, and wait for a Slurm job.
 
-    Parameters
-    ----------
-    report
-        Called with a line on what this waits for, each time it changes.
-    taken
-        Receives a callback that releases each resource, as soon as it is acquired.
-
-    Raises
-    ------
-    LaunchError
-        If a host can't be used; the message names each such host and what to do there.
-    UsageError
-        If the number of ranks per host is not defined, or a host has too few GPUs for them.
+    ``report`` is called with a line on what this waits for, each time it changes. ``taken`` receives a callback that
+    releases each resource, as soon as it is acquired. Raises a LaunchError that names each host which can't be used and
+    what to do there, or a UsageError if the number of ranks per host is not defined, or a host has too few GPUs for
+    them.
     """
     if config.launcher == "slurm":
         return _in_job(config, folders, report, taken)

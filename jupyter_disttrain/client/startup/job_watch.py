@@ -28,16 +28,10 @@ _Result = TypeVar("_Result")
 
 
 class JobWatch:
-    """Watch one job until it is closed.
+    """Watches the job in which the ranks run until it is closed, on a thread of its own.
 
-    Parameters
-    ----------
-    job
-        The job in which the ranks run.
-    on_notice
-        Called on the watch's thread with a message for the user.
-    on_over
-        Called on the watch's thread once, with the reason why the job is over.
+    On that thread ``on_notice`` is called with messages for the user, and ``on_over`` once, with the reason why the job
+    is over.
     """
 
     def __init__(self, job: SlurmJob, on_notice: Callable[[str], None], on_over: Callable[[str], None]) -> None:

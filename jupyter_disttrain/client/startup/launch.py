@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LaunchError
+from ...errors import LaunchError, UsageError
 from ...launchers.folders import Folders
 from ...launchers.mpi import scarce_shared_memory
 from ...private_files import read_own
@@ -30,15 +30,14 @@ from ..cells.history import Journal
 from ..recovery.explanations import stuck_remedy, why_lost
 from ..recovery.heartbeat import HostHeartbeat
 from ..recovery.replacement import RankReplacer
-from ..registry.cluster_file import Lease, PresenceFile
+from ..registry.cluster_file import list_job, take_lease
 from ..transport.dispatch import MessageDispatcher
 from ..transport.link import Link
 from ..transport.ssh_tunnel import tunnel_of
 from .cluster_state import ClusterState
 from .gpus import choose_gpus
 from .host_placement import place
-from .job_processes import JobProcesses
-from .processes import Processes, output_end
+from .processes import JobProcesses, Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
 from .registration import Registration, as_message, is_here, unreported_deaths
@@ -48,25 +47,13 @@ if TYPE_CHECKING:
 
     from ...config.cluster import ClusterConfig
     from ...protocol.messages import RankDeath
-    from ..recovery.collective_steps import Steps
     from ..registry.cluster_file import ClusterFile
-    from .rank_table import RankEntry
 
 TICKS_PER_CHECK = 2  # timer ticks of the link between two checks of this machine's processes
 
 
 class Launch:
-    """The processes of one cluster.
-
-    Parameters
-    ----------
-    config
-        The configuration of the cluster.
-    there
-        A running cluster to join; None: start a new one, whose placement :meth:`decide` chooses.
-    progress
-        Receives the progress of the start.
-    """
+    """The processes of one cluster: a new one, or a running one to join (``there``)."""
 
     def __init__(
         self,
@@ -75,6 +62,7 @@ class Launch:
         progress: StartProgress | None = None,
     ) -> None:
         self.state = ClusterState.from_file(there, config) if there else ClusterState.before_start(config)
+        self.table, self.steps = self.state.table, self.state.steps  # the same objects throughout
         self.registration = Registration(self.state)
         self.dispatcher = MessageDispatcher(self.state, self.registration)
         self.assignment = RankAssignment(self.state, self.registration)
@@ -86,11 +74,10 @@ class Launch:
         self.killed: list[str] = []  # messages about ranks that were killed because they took too long to exit
         self._ticks = 0  # calls of ``_on_tick``
         self._is_being_stopped = False
-        self._lease: Lease | None = None
-        self._presence_file: PresenceFile | None = None
         self._cut_s = 0.0  # seconds since any host of a job last replied
         self._births = there.births if there else {}
         self._taken = ExitStack()  # releases what was taken for the ranks: folders, a Slurm allocation
+        self._held = ExitStack()  # releases the lease, also where the ranks are left
         if there:
             self._taken.callback(self.folders.remove)
             if self.state.placement.allocated is not None:
@@ -109,16 +96,6 @@ class Launch:
         return self.state.folders
 
     @property
-    def table(self) -> list[RankEntry]:
-        """The ranks."""
-        return self.state.table
-
-    @property
-    def steps(self) -> Steps:
-        """The collectives that each rank has called."""
-        return self.state.steps
-
-    @property
     def lost_because(self) -> str:
         """Why the ranks are unreachable, and what to do; empty while they are reachable."""
         return self.state.lost_because
@@ -130,13 +107,7 @@ class Launch:
 
     @property
     def open_link(self) -> Link:
-        """The sockets to the ranks.
-
-        Raises
-        ------
-        ClusterClosedError
-            If the cluster was shut down.
-        """
+        """The sockets to the ranks; raises a ClusterClosedError if the cluster was shut down."""
         return self.state.open_link
 
     def check_open(self) -> None:
@@ -148,17 +119,16 @@ class Launch:
     def _mpiexec_was_killed(self) -> bool:
         return self.state.processes is not None and self.state.processes.mpiexec_was_killed
 
-    def _make_processes(self) -> Processes:
+    def _make_processes(self) -> Processes | JobProcesses:
         state = self.state
+        if state.config.job:
+            return JobProcesses(state.config, state.folders.profile)
         return Processes(state.config, state.folders, state.n, state.gpus, self._births, placement=state.placement)
 
     def decide(self) -> None:
         """Decide the number and the placement of the ranks; :meth:`stop` releases what this takes.
 
-        Raises
-        ------
-        LaunchError, UsageError
-            If the ranks can't be started as requested; nothing is left behind then.
+        Raises a LaunchError or a UsageError, and leaves nothing behind, if the ranks can't be started as requested.
         """
         state, config = self.state, self.config
         state.started_s = time.time()
@@ -183,26 +153,24 @@ class Launch:
     def start(self) -> None:
         """Start all processes; returns when every rank has joined its process group.
 
-        Raises
-        ------
-        LaunchError
-            If a rank can't be started; everything that was started has ended by then.
+        Raises a LaunchError if a rank can't be started; everything that was started has ended by then.
         """
         try:
-            processes = self.state.processes = self._make_processes()
+            processes = self._make_processes()
+            assert isinstance(processes, Processes)  # a job starts its own
+            self.state.processes = processes
             with deferred_interrupts():  # ipyparallel's event loop would lose an interrupt
                 processes.start()
             began_s = time.monotonic()
             self.progress.came(0)
             self.state.mpi_heals = processes.mpi_heals
-            info = self._wait_for_connection()
-            self._lease = Lease(self.folders.profile)
-            self._connect(info, self.folders.cluster_id)
+            self._take_lease()
+            self._connect(self.folders.cluster_id)
             hellos, nannies = self.registration.wait_for_all(self.state.n, self._check_time, self.progress.came)
-            entries = self.assignment.assign(hellos, nannies)
+            ranks = self.assignment.assign(hellos)
             self.state.came_up_s = time.monotonic() - began_s
             self.progress.forms()
-            self.assignment.introduce(entries)
+            self.assignment.introduce(ranks, nannies)
         except BaseException as error:  # any error or interrupt: stop what was started, then raise it again
             scarce = scarce_shared_memory(self.config) if isinstance(error, LaunchError) else ""
             self.stop()
@@ -215,45 +183,51 @@ class Launch:
         self.progress.close()
 
     def join(self, *, observer: bool = False) -> None:
-        """Connect to the ranks of a running cluster.
+        """Connect to the ranks of a running cluster, and take the lease unless this is an observer.
 
-        Parameters
-        ----------
-        observer
-            Do not take the lease.
-
-        Raises
-        ------
-        BlockingIOError
-            If another process has it.
+        Raises a UsageError if another process has just taken the lease.
         """
         self.state.is_observer = observer
         if not observer:
-            self._lease = Lease(self.folders.profile)
-        if self.config.job:
-            self.state.processes = JobProcesses(self.config, self.folders.profile)
-        else:
-            self.state.processes = self._make_processes()
+            self._take_lease()
+        self.state.processes = self._make_processes()
         identity = (
             f"{self.folders.cluster_id}-{os.getpid()}-{os.urandom(3).hex()}" if observer else self.folders.cluster_id
         )
         self.state.is_started = True
-        self._connect(self._wait_for_connection(), identity)
+        self._connect(identity)
         if not observer:
             self.write()
             self._show()
 
+    def _take_lease(self) -> None:
+        try:
+            self._held.enter_context(take_lease(self.folders.profile))
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process has just attached to the cluster {self.config.name!r}; use or detach it there"
+            ) from error
+
     def _show(self) -> None:
         """List a job among the clusters of this machine; other clusters are listed by their folders."""
         if self.config.job:
-            self._presence_file = PresenceFile(self.folders.profile, self.folders.cluster_id)
+            link = list_job(self.folders.profile, self.folders.cluster_id)
+            self._held.callback(link.unlink, missing_ok=True)
 
     def update(self, there: ClusterFile) -> None:
         """Adopt the holder's changes since this process joined: the rank table and the generation."""
         self.table[:] = there.load_table()
         self.state.generation = there.generation
 
-    def _connect(self, info: dict[str, Any], identity: str) -> None:
+    def _connect(self, identity: str) -> None:
+        """Open the sockets to the ranks, once the controller has written its connection file."""
+        info: dict[str, Any] | None = None
+        while info is None:
+            try:
+                info = json.loads(read_own(self.folders.client_file))
+            except (FileNotFoundError, json.JSONDecodeError):
+                self._check_time()
+                time.sleep(PROCESSES_POLL_SECONDS)
         self.state.link = Link(info, identity, self.dispatcher.on_message, self._on_controller_lost, self._on_tick)
 
     def write(self) -> None:
@@ -263,16 +237,6 @@ class Launch:
     def stuck_remedy(self, ranks: Collection[int]) -> str:
         """Return the remedy for ranks that no longer respond."""
         return stuck_remedy(self.config, ranks, mpi_heals=self.state.mpi_heals)
-
-    def _wait_for_connection(self) -> dict[str, Any]:
-        while True:
-            try:
-                info: dict[str, Any] = json.loads(read_own(self.folders.client_file))
-            except (FileNotFoundError, json.JSONDecodeError):
-                self._check_time()
-                time.sleep(PROCESSES_POLL_SECONDS)
-            else:
-                return info
 
     @property
     def is_being_stopped(self) -> bool:
@@ -285,16 +249,12 @@ class Launch:
     def _on_controller_lost(self) -> None:
         """Report the loss, unless the cluster was shut down on purpose; called on the link's thread."""
         if self.link is not None and self.state.is_started:
+            fate = "" if self.state.processes is None else self.state.processes.controller_fate
             self.state.lost_because = why_lost(
-                self.config, self.folders, self.table, cut_s=self._cut_s, controller_fate=self.controller_fate
+                self.config, self.folders, self.table, cut_s=self._cut_s, controller_fate=fate
             )
             self.link.fail_requests(self.lost_because)
             self.dispatcher.on_lost()
-
-    @property
-    def controller_fate(self) -> str:
-        """How the controller ended, as text; empty while it runs, or where it is unknown."""
-        return self.state.processes.controller_fate if self.state.processes is not None else ""
 
     def _on_tick(self) -> None:
         """Report ranks whose nanny was killed with them, or whose host is lost; called on the link's thread."""
@@ -378,12 +338,7 @@ class Launch:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._presence_file is not None:
-            self._presence_file.remove()
-            self._presence_file = None
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        self._held.close()
         tunnel = tunnel_of(self.folders.profile)
         if tunnel is not None and not self.state.is_observer:
             tunnel.close()

@@ -1,7 +1,8 @@
 """Start and end the processes of one cluster through ipyparallel.
 
-Covers: controller and ranks, a new process for one rank, liveness checks, their output, ending them.
-Does not cover: what is sent to the ranks (``launch``).
+Covers: controller and ranks, a new process for one rank, liveness checks, their output, ending them; what replaces this
+for the ranks of a job.
+Does not cover: what is sent to the ranks (``launch``), joining a job (``features.batch_jobs.client``).
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from ...launchers import LAUNCHERS
 from ...launchers.local import RANK_COMMAND, WELL_ENDED
 from ...launchers.rank_environment import forwarded, rank_environment, use_report_s
 from ...launchers.ssh import EARLY, rank_command
+from ...private_files import write_private
+from ...process_table import runs, start_time, stat_fields
 from ...protocol.environment import LAUNCHER
-from ...protocol.time_limits import BIRTH_SECONDS, KILL_SECONDS, PROCESSES_CHECK_SECONDS, PROCESSES_POLL_SECONDS
+from ...protocol.time_limits import KILL_SECONDS, PROCESSES_CHECK_SECONDS, PROCESSES_POLL_SECONDS
 from ..transport.controller_process import ControllerProcess, free_ports
+from ..transport.ssh_tunnel import split, tunnel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ...config.cluster import ClusterConfig
     from ...launchers.folders import Folders
     from ...launchers.placement import Placement
 
-Births = dict[str, dict[str, float]]
+Births = dict[str, dict[str, str]]
 
 
 class Processes:
     """The controller and the rank processes of one cluster.
 
-    Parameters
-    ----------
-    births
-        The value of :attr:`births` that an earlier notebook saved.
+    ``births`` is the value of :attr:`births` that an earlier notebook saved.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class Processes:
         placement: Placement,
     ) -> None:
         self._config, self._placement = config, placement
-        self._inherited = {role: list(_still_there(found)) for role, found in (births or {}).items()}
-        self._is_joined = bool(births)
+        self._births = births or {}
         self._gpus = gpus
         self._allocated = placement.allocated
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
@@ -92,7 +92,6 @@ class Processes:
         self._idle_timeout_s = limit_s + 2 * use_report_s(limit_s) if limit_s else limit_s
         self._folders = folders
         self._n = n
-        self._seen: list[psutil.Process] = []  # the rank processes found by the last check during start-up
         self._reaped: dict[int, int] = {}  # ``_reaped_faults`` by launcher process, before any rank process existed
         self._next_check = 0.0
 
@@ -113,7 +112,7 @@ class Processes:
         places = [(host.name, host.slots) for host in self._placement.hosts]
         environment = (forwarded(os.environ, self._config.forward) if places else dict(os.environ)) | own
         # Ranks that are started later, also by a notebook that joins, get this environment and not their notebook's.
-        _write_private(self._folders.environment_file, environment)
+        write_private(self._folders.environment_file, json.dumps(environment))
         options = self._options(self._folders.environment_file, environment, places)
         if places:  # where the ranks are, the rest is read from the file
             options["environment"] = {name: environment[name] for name in EARLY if environment.get(name)} | own
@@ -133,17 +132,8 @@ class Processes:
     def start_one(self, name: str, host: str = "") -> Callable[[], None]:
         """Start a process for one rank outside the MPI job, which can't grow once it runs.
 
-        Parameters
-        ----------
-        name
-            Prefix of the id of the engine set.
-        host
-            The host to start it on; empty for this machine.
-
-        Returns
-        -------
-        callable
-            Raises a LaunchError if the process has ended.
+        ``name`` is the prefix of the id of the engine set; ``host`` is empty for this machine. The returned function
+        raises a LaunchError if the process has ended.
         """
         before = self._cluster.engine_launcher_class
         self._cluster.engine_launcher_class = LAUNCHERS["slurm step" if self._allocated else "ssh" if host else "local"]
@@ -151,7 +141,7 @@ class Processes:
         environment = json.loads(file.read_text()) | {LAUNCHER: "local"}
         if host:
             file = file.with_suffix(".local.json")
-            _write_private(file, environment)
+            write_private(file, json.dumps(environment))
         options = self._options(file, environment, [(host, 1)] if host else [])
         options |= {"folder": self._placement.folder} | ({"host": host} if self._allocated else {})
         set_id = f"{name}-{time.monotonic_ns()}"
@@ -179,7 +169,7 @@ class Processes:
     @property
     def mpi_heals(self) -> bool:
         """Whether the ranks are an MPI job that can be repaired after a rank's death."""
-        return any(getattr(engines, "heals", False) for engines in list(self._cluster.engines.values()))
+        return any(getattr(engines, "heals", False) for engines in self._engines)
 
     def check(self) -> None:
         """Raise a LaunchError if the controller, or what starts the ranks, has ended."""
@@ -189,7 +179,7 @@ class Processes:
         trouble = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
         if trouble:
             raise LaunchError("; ".join(trouble))
-        for engines in self._cluster.engines.values():
+        for engines in self._engines:
             if not engines.alive():
                 if fate := getattr(engines, "fate", ""):
                     raise LaunchError(f"{fate}{output_end(engines.get_output())}")
@@ -199,7 +189,9 @@ class Processes:
     def _check_rank_processes(self) -> None:
         """Raise a LaunchError if a rank's process ended before it could report: mpiexec would wait for the other ranks.
 
-        Processes on other hosts are not visible from here.
+        A launcher may take any time to start its processes, so a missing one may be late or have ended. What shows that
+        one has ended is that the process which starts them has reaped a child since there were none. Processes on other
+        hosts are not visible from here.
         """
         now = time.monotonic()
         is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
@@ -207,18 +199,14 @@ class Processes:
             return
         self._next_check = now + PROCESSES_CHECK_SECONDS
         there = self.rank_processes()
-        gone = [f" (process {each.pid})" for each in self._seen if each not in there]
         reaped = {pid: _reaped_faults(pid) for pid in set(map(_parent_of, there)) or self._launching()}
         if not there:
             self._reaped = reaped
         elif len(there) < self._n and any(faults > self._reaped.get(pid, 0) for pid, faults in reaped.items()):
-            gone = gone or [""]  # started and ended between two checks
-        self._seen = there
-        if gone:
             output = self.output
             text = f":\n{tail(output)}" if output.strip() else ""
             raise LaunchError(
-                f"a rank's process on {socket.gethostname()}{gone[0]} ended while starting, before it could report, "
+                f"a rank's process on {socket.gethostname()} ended while starting, before it could report, "
                 f"probably by SIGKILL, e.g. of the kernel's out-of-memory killer, or another signal{text}"
             )
 
@@ -230,13 +218,10 @@ class Processes:
 
     def _starters(self) -> Iterator[psutil.Process]:
         """Yield the launcher processes whose descendants are ranks on this machine."""
-        for engines in list(self._cluster.engines.values()):
-            of_this_machine = isinstance(engines, LAUNCHERS["mpi"]) or (
-                # A single rank is no child of the launcher's process.
-                isinstance(engines, LAUNCHERS["local"]) and engines.n > 1
-            )
-            if of_this_machine:
-                yield from (each.process for each in getattr(engines, "launchers", {"": engines}).values())
+        for engines in self._engines:
+            # A single local rank is no child of the launcher's process.
+            if isinstance(engines, LAUNCHERS["mpi"]) or (isinstance(engines, LAUNCHERS["local"]) and engines.n > 1):
+                yield engines.process
 
     def _launching(self) -> set[int]:
         """Return the processes that may start ranks: launchers and their descendants."""
@@ -255,13 +240,13 @@ class Processes:
         """
         has_hosts = bool(self._placement.hosts)
         effect = "the ranks on other hosts ended with it" if has_hosts else "MPI can't start processes without it"
-        for engines in list(self._cluster.engines.values()):
+        for engines in self._engines:
             if isinstance(engines, LAUNCHERS["mpi"]) and engines.process is not None:
                 text = engines.exit_text if is_dying or not engines.alive() else ""
                 text = text or ("" if engines.alive() else "has ended")
                 if text and text != WELL_ENDED:
                     return f"mpiexec (process {engines.process.pid}) {text}; {effect}"
-        if self._is_joined and self._config.launcher == "mpi" and not any(map(_runs, self._inherited["launcher"])):
+        if self._births and self._config.launcher == "mpi" and not self._inherited("launcher"):
             return f"mpiexec has ended; {effect}"
         return ""
 
@@ -272,49 +257,78 @@ class Processes:
 
     @property
     def births(self) -> Births:
-        """Start time of each process, in seconds since the epoch: by role, then by pid."""
-        engines = list(self._cluster.engines.values())  # another thread may start an engine set meanwhile
+        """Start time of each process: by role, then by pid. A later notebook ends the processes that still run."""
         started = {
             "controller": [self._cluster.controller] if self._cluster.controller else [],
-            "launcher": [each for one in engines for each in getattr(one, "launchers", {"": one}).values()],
+            "launcher": [each for one in self._engines for each in getattr(one, "launchers", {"": one}).values()],
         }
         found: Births = {}
         for role, launchers in started.items():
-            processes = [each.process for each in launchers if each.process] + self._inherited.get(role, [])
-            found[role] = {str(each.pid): each.create_time() for each in processes if each.is_running()}
+            processes = [each.process for each in launchers if each.process] + self._inherited(role)
+            found[role] = {str(each.pid): start_time(each.pid) for each in processes if runs(each.pid)}
         return found
+
+    def _inherited(self, role: str) -> list[psutil.Process]:
+        """Return the processes of an earlier notebook that still run."""
+        found = []
+        for pid, started in self._births.get(role, {}).items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if runs(int(pid), started):
+                    found.append(psutil.Process(int(pid)))
+        return found
+
+    @property
+    def _engines(self) -> list[Any]:
+        """The launchers; a copy, as another thread may start an engine set meanwhile."""
+        return list(self._cluster.engines.values())
 
     @property
     def output(self) -> str:
         """The output of all launchers."""
-        return "".join(engines.get_output() for engines in self._cluster.engines.values())
+        return "".join(engines.get_output() for engines in self._engines)
 
     def end(self, patience_s: float) -> None:
         """End all processes, after waiting ``patience_s`` seconds for the ranks to end by themselves."""
         deadline = time.monotonic() + patience_s
         try:
-            while time.monotonic() < deadline and any(engines.runs for engines in self._cluster.engines.values()):
+            while time.monotonic() < deadline and any(engines.runs for engines in self._engines):
                 time.sleep(PROCESSES_POLL_SECONDS)
-            psutil.wait_procs(self._inherited.get("launcher", []), max(0.0, deadline - time.monotonic()))
+            psutil.wait_procs(self._inherited("launcher"), max(0.0, deadline - time.monotonic()))
         finally:  # an interrupt only skips the wait
-            left = list(self._started_by_launchers())
+            # Local children of mpiexec may outlive it, as an ssh to a host that is lost does.
+            ssh = [each for one in self._engines for each in _below(one.process)] if self._placement.hosts else []
             _outside_loop(self._cluster.stop_cluster_sync)
-            _end([*left, *(each for processes in self._inherited.values() for each in processes)])
+            _end([*ssh, *self._inherited("launcher"), *self._inherited("controller")])
 
-    def _started_by_launchers(self) -> Iterator[psutil.Process]:
-        """Yield local children of mpiexec that outlive it, e.g. an ssh to a host that is lost."""
-        if not self._placement.hosts:
+
+class JobProcesses:
+    """The interface of :class:`Processes` for a job, whose processes the job's launcher started and watches."""
+
+    mpiexec_was_killed = False
+    output = controller_fate = ""
+    births: Births = {}  # noqa: RUF012  (always empty)
+
+    def __init__(self, config: ClusterConfig, profile: Path) -> None:
+        self._tunnel = tunnel_of(profile)
+        # The path that is removed with the job; if another process has the tunnel, that is its folder on this host.
+        self._there = profile if split(config.job_file) else Path(config.job_file)
+        self.launcher = config.job
+
+    def mpiexec_end(self, *, is_dying: bool = False) -> str:  # noqa: ARG002
+        """Return an empty text: an mpiexec belongs to the job."""
+        return ""
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def end(self, patience_s: float) -> None:
+        """Wait up to ``patience_s`` seconds for the job's controller to end, with which its file is removed."""
+        if self._tunnel is not None:
+            self._tunnel.wait_for_end(patience_s)
             return
-        for engines in self._cluster.engines.values():
-            process = getattr(engines, "process", None)
-            if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
-                    yield from process.children(recursive=True)
-
-
-def _write_private(file: Path, content: dict[str, str]) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-        json.dump(content, opened)
+        deadline = time.monotonic() + patience_s
+        while self._there.exists() and time.monotonic() < deadline:
+            time.sleep(PROCESSES_POLL_SECONDS)
 
 
 def _is_rank(process: psutil.Process) -> bool:
@@ -324,55 +338,28 @@ def _is_rank(process: psutil.Process) -> bool:
         return False
 
 
-def _below(process: psutil.Process) -> list[psutil.Process]:
+def _below(process: psutil.Process | None) -> list[psutil.Process]:
     try:
-        return list(process.children(recursive=True))
+        return [] if process is None else list(process.children(recursive=True))
     except psutil.NoSuchProcess:  # it has ended
         return []
 
 
 def _reaped_faults(pid: int) -> int:
-    """Return the page faults of the children that a process has reaped.
-
-    Linux does not count reaped children, but each had page faults. A launcher may take any time to start its processes,
-    so a missing process may either be late or have ended; a higher count shows that one has ended.
-    """
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
-    except OSError:
-        return 0  # it has ended
+    """Return the page faults of the children that a process has reaped: Linux does not count reaped children."""
+    fields = stat_fields(pid)
+    return int(fields[8]) if fields else 0
 
 
 def _parent_of(process: psutil.Process) -> int:
-    try:
-        return int(process.ppid())
-    except psutil.NoSuchProcess:
-        return 0
+    fields = stat_fields(process.pid)
+    return int(fields[1]) if fields else 0
 
 
 def _end_of(launcher: Any) -> str:
     """Describe how a process ended unexpectedly, with its last output."""
     text, output = getattr(launcher, "exit_text", "") or "ended", launcher.get_output()
     return text if text.startswith("was killed") and not output.strip() else f"{text}{output_end(output)}"
-
-
-def _still_there(births: Mapping[str, float]) -> Iterator[psutil.Process]:
-    """Find processes by pid and start time, as the pid of an ended process may have been reused."""
-    for pid, birth in births.items():
-        try:
-            process = psutil.Process(int(pid))
-            if abs(process.create_time() - birth) < BIRTH_SECONDS:
-                yield process
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

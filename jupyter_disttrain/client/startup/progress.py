@@ -13,9 +13,8 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import psutil
-
-from ...private_files import read_own
+from ...private_files import read_own, replace_private
+from ...process_table import runs, start_time
 from ...protocol.ranks import counted
 
 if TYPE_CHECKING:
@@ -39,49 +38,33 @@ class StartingFile:
     notebook: str  # path of the notebook if Jupyter provides it; else empty
     host: str
     pid: int  # pid of the process that starts it
-    began_s: float  # start time of that process: distinguishes it from a later one with the same pid
+    pid_started: str  # its start time: a later process may have the same pid
     text: str  # e.g. "starting: 3 of 4 ranks, importing torch"
 
     @classmethod
     def read(cls, profile: Path) -> Self | None:
         """Return the file in this profile folder; None if the start has ended or was aborted.
 
-        Raises
-        ------
-        OSError, ValueError, TypeError
-            If the file can't be read, or another version wrote it.
+        Raises an OSError, a ValueError or a TypeError if the file can't be read, or another version wrote it.
         """
         there = cls(**json.loads(read_own(profile / FILE)))
-        if there.host != socket.gethostname():
-            return None
-        try:
-            runs = psutil.Process(there.pid).create_time() == there.began_s
-        except psutil.NoSuchProcess:
-            return None
-        return there if runs else None
+        return there if there.host == socket.gethostname() and runs(there.pid, there.pid_started) else None
 
 
 class StartProgress:
     """Progress of the start.
 
-    Parameters
-    ----------
-    config
-        The configuration of the cluster.
-    on_wait
-        Called with a line on what the start waits for before ranks can be started, such as the queue of Slurm, each
-        time it changes.
-    on_start
-        Called with a line on how many ranks have started, each time it changes.
+    ``on_wait`` is called with a line on what the start waits for before ranks can be started, such as the queue of
+    Slurm, ``on_start`` with a line on how many ranks have started; both each time the line changes.
     """
 
     def __init__(self, config: ClusterConfig, on_wait: Callable[[str], None], on_start: Callable[[str], None]) -> None:
         self._config = config
-        self._on_wait, self._on_start = on_wait, on_start
-        self._folders: Folders | None = None
+        self._on_start = on_start
+        self._on_wait = on_wait
+        self._folders: Folders | None = None  # while there is a file
         self._text = ""
         self._n: int | None = config.count
-        self._began_s = psutil.Process().create_time()
 
     def open(self, folders: Folders) -> None:
         """Create the file, which is updated from now on."""
@@ -90,8 +73,7 @@ class StartProgress:
 
     def waits(self, text: str) -> None:
         """Report what the start waits for before ranks can be started."""
-        if self._note(text):
-            self._on_wait(text)
+        self._report(text, self._on_wait)
 
     def decided(self, n: int) -> None:
         """Set the number of ranks."""
@@ -115,29 +97,21 @@ class StartProgress:
 
     def _starting(self, what: str) -> None:
         what = f": {what}" if what else f" {counted(self._n, 'rank')}" if self._n else ""
-        if self._note(f"starting{what}"):
-            self._on_start(f"starting{what}")
+        self._report(f"starting{what}", self._on_start)
 
-    def _note(self, text: str) -> bool:
-        """Write a changed text to the file; returns whether it changed."""
+    def _report(self, text: str, on_change: Callable[[str], None]) -> None:
         if text == self._text:
-            return False
+            return
         self._text = text
         if self._folders is not None:
-            self._write(self._folders, text)
-        return True
-
-    def _write(self, folders: Folders, text: str) -> None:
-        there = StartingFile(
-            cluster_id=folders.cluster_id,
-            name=self._config.name,
-            notebook=os.environ.get("JPY_SESSION_NAME", ""),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            began_s=self._began_s,
-            text=text,
-        )
-        fresh = folders.profile / f"{FILE}.new"
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(there), file)
-        fresh.replace(folders.profile / FILE)
+            there = StartingFile(
+                cluster_id=self._folders.cluster_id,
+                name=self._config.name,
+                notebook=os.environ.get("JPY_SESSION_NAME", ""),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                pid_started=start_time(os.getpid()),
+                text=text,
+            )
+            replace_private(self._folders.profile / FILE, json.dumps(asdict(there)))
+        on_change(text)

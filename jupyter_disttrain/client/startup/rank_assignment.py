@@ -38,9 +38,7 @@ class RankAssignment:
         self._state = state
         self._registration = registration
 
-    def assign(
-        self, hellos: Sequence[RankHello], nannies: Mapping[str, NannyHello]
-    ) -> list[tuple[RankInfo, RankHello, NannyHello]]:
+    def assign(self, hellos: Sequence[RankHello]) -> list[tuple[RankInfo, RankHello]]:
         """Assign a rank and a device to each process; choose the backend."""
         state = self._state
         hosts = [host.name for host in state.placement.hosts]
@@ -48,8 +46,7 @@ class RankAssignment:
         shown = state.placement.gpus if hosts else dict.fromkeys(map(node_of, placed), len(state.gpus))
         state.note_of_devices = note_of_devices(state.config, placed, shown)
         gpus = usable_gpus(state.config, placed, shown)
-        decided = decide(placed, choose_backend(state.config, placed, gpus), gpus, hosts)
-        return [(info, hello, nannies[hello.engine]) for info, hello in decided]
+        return decide(placed, choose_backend(state.config, placed, gpus), gpus, hosts)
 
     def _placed(self, hello: RankHello) -> RankHello:
         """Add the host that mpiexec started this rank on: two hosts may report the same host name."""
@@ -57,12 +54,10 @@ class RankAssignment:
             return hello
         return replace(hello, launch_host=self._state.placement.host_of(hello.launch_rank))
 
-    def introduce(self, entries: Sequence[tuple[RankInfo, RankHello, NannyHello]]) -> None:
+    def introduce(self, ranks: Sequence[tuple[RankInfo, RankHello]], nannies: Mapping[str, NannyHello]) -> None:
         """Send each rank its identity, and have all ranks form the process group."""
         state = self._state
-        state.table[:] = [
-            RankEntry.of(info, hello, nanny, state.placement.host_of(info.rank)) for info, hello, nanny in entries
-        ]
+        state.table[:] = [RankEntry.of(info, hello, nannies[hello.engine]) for info, hello in ranks]
         asked = [(entry, self.identify(entry)) for entry in state.table]
         for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
             entry.take_identity_reply(content)
@@ -87,16 +82,8 @@ class RankAssignment:
     def form(self) -> dict[str, list[int]]:
         """Have all ranks form a process group, over a store that rank 0 opens on a new port.
 
-        Returns
-        -------
-        dict of str to list of int
-            What could not be created again of earlier groups: a line of text for each part, with the ranks that lost
-            it.
-
-        Raises
-        ------
-        LaunchError
-            If a rank does not join.
+        Returns what could not be created again of earlier groups: a line of text for each part, with the ranks that
+        lost it. Raises a LaunchError if a rank does not join.
         """
         state = self._state
         state.generation += 1
@@ -138,10 +125,7 @@ class RankAssignment:
     ) -> list[dict[str, Any]]:
         """Wait for the ranks' replies and return their contents.
 
-        Raises
-        ------
-        LaunchError
-            If a rank replies with an error, dies, or does not reply in time; the first failure is reported.
+        Raises a LaunchError at the first rank that replies with an error, dies, or does not reply in time.
         """
         state = self._state
         deadline = time.monotonic() + state.config.start_timeout_s if state.is_started else state.start_deadline

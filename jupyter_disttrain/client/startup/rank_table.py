@@ -57,7 +57,7 @@ class RankEntry:
     pid_gone: threading.Event = field(default_factory=threading.Event)  # its process has ended
 
     @classmethod
-    def of(cls, info: RankInfo, hello: RankHello, nanny: NannyHello, launch_host: str) -> RankEntry:
+    def of(cls, info: RankInfo, hello: RankHello, nanny: NannyHello, launch_host: str = "") -> RankEntry:
         """Return the entry of a process that has become a rank; ``launch_host``: where its hello names none."""
         return cls(
             info=info,
@@ -81,13 +81,7 @@ def check_idle(
     remedy: str = "%dist_reset starts the ranks again",
     last_resort: str = "%dist_reset",
 ) -> None:
-    """Raise an error if ranks died, or run a cell that may never end.
-
-    Raises
-    ------
-    UsageError
-        If there are such ranks; the message names them and the remedy.
-    """
+    """Raise a UsageError with the remedy if ranks died, or run a cell that may never end."""
     dead = [rank for rank in ranks if table[rank].state == RankState.DEAD]
     if dead:
         raise UsageError(f"{label_ranks(dead)} died; {remedy}, or leave them out with -r")
@@ -126,21 +120,9 @@ def decide(
 ) -> list[tuple[RankInfo, RankHello]]:
     """Assign an identity to each process, in the order of the ranks.
 
-    Parameters
-    ----------
-    hellos
-        The hello of each process.
-    backend
-        ``"gloo"``, ``"nccl"`` or ``"none"``.
-    gpus
-        GPUs per node, or by host; 0 means that ranks use the CPU.
-    hosts
-        The launcher's names of the hosts, in the order of their ranks; empty: order by host name.
-
-    Raises
-    ------
-    LaunchError
-        If the launcher gave two processes the same rank.
+    ``gpus`` are GPUs per node, or by host; 0 means that ranks use the CPU. ``hosts`` are the launcher's names of the
+    hosts, in the order of their ranks; empty: order by host name. Raises a LaunchError if the launcher gave two
+    processes the same rank.
     """
     ordered = _order(hellos, list(hosts))
     nodes = list(dict.fromkeys(map(node_of, ordered)))

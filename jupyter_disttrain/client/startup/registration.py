@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from ..transport.link import Link, Message
+    from ..transport.link import Message
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
@@ -50,107 +50,85 @@ class Registration:
 
     def on_record(self, record: RankHello | NannyHello | RankDeath) -> None:
         """Handle a hello or a death; called on the link's thread."""
+        link = self._state.link
         if not self._state.is_started or self.awaits_rank:
             self._queue.put(record)
-            if self._state.link is not None:  # else the sender repeats the message
-                _answer(self._state.link, record)
-        elif isinstance(record, NannyHello) and not self._state.is_observer:
-            self._send_away(record)
-
-    def _send_away(self, hello: NannyHello) -> None:
-        """End a rank that registered too late to be used."""
-        link = self._state.link
-        if link is not None and all(entry.engine != hello.engine for entry in self._state.table):
-            link.request(hello.nanny, End())
+            if link is None or isinstance(record, RankDeath):
+                return  # a process whose hello is not acknowledged repeats it
+            if isinstance(record, RankHello):
+                link.request(record.engine, AcknowledgeRankHello())
+            else:
+                link.request(record.nanny, AcknowledgeNannyHello())
+        elif isinstance(record, NannyHello) and link is not None and not self._state.is_observer:
+            known = {entry.engine for entry in self._state.table}
+            if record.engine not in known:
+                link.request(record.nanny, End())  # it registered too late to be used
 
     def wait_for_all(
-        self,
-        n: int,
-        on_silence: Callable[[int], None],
-        on_arrival: Callable[[int], None] = lambda _ranks: None,
+        self, n: int, check: Callable[[int], None], on_arrival: Callable[[int], None] = lambda _ranks: None
     ) -> tuple[list[RankHello], dict[str, NannyHello]]:
         """Wait for ``n`` ranks and their nannies; return the ranks' hellos, and the nannies' hellos by engine.
 
-        Both callbacks get the number of ranks so far: ``on_silence`` is called when no message has arrived for
-        ``QUIET_SECONDS``, or not for long where messages keep coming, ``on_arrival`` after each message.
-
-        Raises
-        ------
-        LaunchError
-            If a process can't be a rank, or died while starting.
+        Both callbacks get the number of ranks so far. ``check``, which may raise an error, is called when no message
+        has arrived for ``QUIET_SECONDS``, and from time to time where messages keep coming; ``on_arrival`` after each
+        message. Raises a LaunchError if a process can't be a rank, or died while starting.
         """
-        hellos: dict[str, RankHello] = {}
-        nannies: dict[str, NannyHello] = {}
-        while not (len(hellos) == n and hellos.keys() <= nannies.keys()):
-            arrival = self._next(lambda: on_silence(len(hellos)))
-            if arrival is None:
-                continue
-            if isinstance(arrival, RankHello):
-                _check_hello(arrival)
-                hellos[arrival.engine] = arrival
-            elif isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival
-            elif isinstance(arrival, RankDeath):
-                _fail_dead(arrival, ())
-            on_arrival(len(hellos))
-        return list(hellos.values()), nannies
+        return self._wait(n, lambda _record: True, check, on_arrival)
 
     def wait_for_one(
         self,
         known: Collection[str],
         timeout_s: float,
-        on_silence: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
         *,
         in_mpi: bool = False,
     ) -> tuple[RankHello, NannyHello]:
         """Wait for a rank that is not among the known engines; return its hello and its nanny's.
 
         With ``in_mpi``, wait for a process that was started within the MPI job, otherwise for one beside it. A process
-        of an earlier attempt that failed may still start, or report its death repeatedly.
-
-        Raises
-        ------
-        LaunchError
-            If the process can't be a rank, died while starting, or did not start within ``timeout_s``.
+        of an earlier attempt that failed may still start, or report its death repeatedly. Raises a LaunchError if the
+        process can't be a rank, died while starting, or did not start within ``timeout_s``.
         """
         launcher = "mpi" if in_mpi else "local"
-        hello: RankHello | None = None
-        nannies: dict[str, NannyHello] = {}
         deadline = time.monotonic() + timeout_s
 
-        def check() -> None:
-            on_silence()
+        def check_time(_ranks: int) -> None:
+            check()
             if time.monotonic() > deadline:
                 raise LaunchError(f"no new process started within {round(timeout_s, 1):g} s")
 
-        while hello is None or hello.engine not in nannies:
-            arrival = self._next(check)
-            if arrival is None:
-                continue
-            if isinstance(arrival, NannyHello):
-                nannies[arrival.engine] = arrival
-            elif arrival.engine in known or arrival.launcher != launcher:
-                continue
-            elif isinstance(arrival, RankHello):
-                _check_hello(arrival)
-                hello = arrival
-            else:
-                self._fail_once(arrival)
+        (hello, *_), nannies = self._wait(
+            1, lambda record: record.engine not in known and record.launcher == launcher, check_time
+        )
         return hello, nannies[hello.engine]
 
-    def _next(self, check: Callable[[], None]) -> RankHello | NannyHello | RankDeath | None:
-        """Return the next message; None where none came in time.
-
-        ``check`` raises to end the wait. Messages that have arrived come first, as they are more specific. Many ranks
-        repeat their acknowledged hellos all the time.
-        """
-        arrival: RankHello | NannyHello | RankDeath | None = None
-        with suppress(queue.Empty):
-            arrival = self._queue.get(timeout=QUIET_SECONDS)
-        if arrival is None or time.monotonic() - self._checked_at > UNCHECKED_SECONDS:
-            check()
-            self._checked_at = time.monotonic()
-        return arrival
+    def _wait(
+        self,
+        n: int,
+        is_awaited: Callable[[RankHello | RankDeath], bool],
+        check: Callable[[int], None],
+        on_arrival: Callable[[int], None] = lambda _ranks: None,
+    ) -> tuple[list[RankHello], dict[str, NannyHello]]:
+        hellos: dict[str, RankHello] = {}
+        nannies: dict[str, NannyHello] = {}
+        while len(hellos.keys() & nannies.keys()) < n:
+            arrival: RankHello | NannyHello | RankDeath | None = None
+            with suppress(queue.Empty):
+                arrival = self._queue.get(timeout=QUIET_SECONDS)
+            # What has arrived comes first, as it is more specific. Many ranks repeat their hellos all the time.
+            if arrival is None or time.monotonic() - self._checked_at > UNCHECKED_SECONDS:
+                check(len(hellos))
+                self._checked_at = time.monotonic()
+            if isinstance(arrival, NannyHello):
+                nannies[arrival.engine] = arrival
+            elif isinstance(arrival, RankHello) and is_awaited(arrival):
+                _check_hello(arrival)
+                hellos[arrival.engine] = arrival
+            elif isinstance(arrival, RankDeath) and is_awaited(arrival):
+                self._fail_once(arrival)
+            if arrival is not None:
+                on_arrival(len(hellos))
+        return [hello for engine, hello in hellos.items() if engine in nannies], nannies
 
     def _fail_once(self, death: RankDeath) -> None:
         """Fail at the first report of the death of a process that has no rank yet; ignore repeated reports."""
@@ -166,14 +144,6 @@ class Registration:
             arrival = self._queue.get()
             if isinstance(arrival, RankDeath) and (others or arrival.engine in engines):
                 _fail_dead(arrival, table)
-
-
-def _answer(link: Link, record: RankHello | NannyHello | RankDeath) -> None:
-    """Acknowledge a hello, so that the process stops repeating it so often."""
-    if isinstance(record, RankHello):
-        link.request(record.engine, AcknowledgeRankHello())
-    elif isinstance(record, NannyHello):
-        link.request(record.nanny, AcknowledgeNannyHello())
 
 
 def _check_hello(hello: RankHello) -> None:

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from ipyparallel.controller.app import IPController
@@ -35,12 +35,64 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Bool, Float, Integer, Unicode, observe
 
 from ...launchers.folders import remove_folder
+from ...private_files import replace_private
 from ...process_table import wait_for_end
 from ...protocol.connection_file import remove_own
 from ...protocol.controller_args import RANK_ENDED
 from ...protocol.messages import USED_TOPIC
-from ...protocol.time_limits import RANK_CHECK_MS
-from .orphan_check import OrphanCheck, has_connection
+from ...protocol.time_limits import CLOSED_SECONDS, ORPHANED_SECONDS, RANK_CHECK_MS, UNANSWERED_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_TCP_TABLE = Path("/proc/self/net/tcp")
+_ESTABLISHED = "01"
+
+
+class OrphanCheck:
+    """Decide from repeated observations when all ranks of a job that were present have left.
+
+    Heartbeats alone do not show which ranks have left. Processes that are killed all at once do not deregister, and the
+    hub still lists them for half a minute; the hub drops processes that a debugger has stopped, or whose network was
+    down for a while, although they still run. The system closes the connections of a process that ends, and keeps those
+    of all others.
+    """
+
+    def __init__(self) -> None:
+        self._had_ranks = False
+        self._known_s = self._connected_s = 0.0  # times of the last positive observation
+
+    def note_end(self, now_s: float) -> None:
+        """Note that a rank has ended, which may not have registered; see :meth:`are_gone` for ``now_s``."""
+        self._had_ranks = True
+        self._known_s = self._connected_s = now_s
+
+    def are_gone(self, *, known: bool, connected: bool, now_s: float) -> bool:
+        """Return whether all ranks have left.
+
+        ``known``: the hub has a rank registered; ``connected``: a process of the job is connected; ``now_s``: the time
+        of a monotonic clock.
+        """
+        self._had_ranks = self._had_ranks or known
+        if known:
+            self._known_s = now_s
+        if connected:
+            self._connected_s = now_s
+        silent_s, apart_s = now_s - self._known_s, now_s - self._connected_s
+        if not self._had_ranks:
+            return False
+        return silent_s > ORPHANED_SECONDS or apart_s > (UNANSWERED_SECONDS if known else CLOSED_SECONDS)
+
+
+def has_connection(ports: Collection[int]) -> bool:
+    """Whether any process is connected to one of these ports of this host."""
+    with _TCP_TABLE.open() as lines:
+        next(lines)  # the column headers
+        for line in lines:
+            _, local, _, state, *_ = line.split(maxsplit=4)
+            if state == _ESTABLISHED and int(local.rpartition(":")[2], 16) in ports:
+                return True
+    return False
 
 
 class DisttrainController(IPController):
@@ -73,11 +125,8 @@ class DisttrainController(IPController):
 
     def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
         """Write a connection file atomically, with the keys that all connecting processes share."""
-        path = Path(self.profile_dir.security_dir) / fname
-        fresh = path.with_suffix(".new")
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(cdict | (self._shared_keys if self.enable_curve else {}), file)
-        fresh.replace(path)
+        content = json.dumps(cdict | (self._shared_keys if self.enable_curve else {}))
+        replace_private(Path(self.profile_dir.security_dir) / fname, content)
 
     def init_hub(self) -> None:
         """Subscribe to heartbeats only; use IPv6 on all sockets if the controller is reached by it."""

@@ -17,20 +17,16 @@ from ...errors import LaunchError
 from ...launchers.local import OneProcess
 from ...protocol.controller_args import choose_ports, controller_arguments, is_free
 
-# Of Python's own variables, those that locate modules. Others change the behaviour of code: PYTHONOPTIMIZE removes
-# assertions, on which ipyparallel relies, and warnings may be errors.
-PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR")
-PYTHON_CACHE_VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+# Of Python's own variables, those that locate modules and their compiled files. Others change the behaviour of code:
+# PYTHONOPTIMIZE removes assertions, on which ipyparallel relies, and warnings may be errors.
+PYTHON_VARIABLES = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR"),
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+)
 
 
 def free_ports(address: str, first: int, last: int) -> list[int]:
-    """Return the free ports of a range; another cluster may use the first of them.
-
-    Raises
-    ------
-    LaunchError
-        If there are too few for a controller.
-    """
+    """Return the free ports of a range; raises a LaunchError if there are too few for a controller."""
     free = [port for port in range(first, last + 1) if is_free(address, port)]
     if len(free) < CONTROLLER_PORTS:
         raise LaunchError(
@@ -42,13 +38,7 @@ def free_ports(address: str, first: int, last: int) -> list[int]:
 
 
 def any_ports(address: str) -> list[int]:
-    """Return ports for a controller.
-
-    Raises
-    ------
-    LaunchError
-        If too few are free.
-    """
+    """Return ports for a controller; raises a LaunchError if too few are free."""
     try:
         return choose_ports(address, CONTROLLER_PORTS)
     except OSError as error:
@@ -83,8 +73,7 @@ class ControllerProcess(OneProcess, LocalControllerLauncher):
 
     def get_env(self) -> dict[str, str]:
         """Return the environment; modules in the notebook's folder can't be imported with it."""
-        kept = PYTHON_VARIABLES + PYTHON_CACHE_VARIABLES
-        left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in kept]
+        left_out = [name for name in os.environ if name.startswith("PYTHON") and name not in PYTHON_VARIABLES]
         return {**super().get_env(), **dict.fromkeys(left_out, ""), "PYTHONSAFEPATH": "1"}  # "" counts as not set
 
     @property

@@ -79,21 +79,19 @@ class MessageDispatcher:
     def open(self, receiver: Receiver | None, earlier: Sequence[Message] = ()) -> None:
         """Pass on the earlier messages, those held back, without duplicates, and then each message at once.
 
-        Parameters
-        ----------
-        receiver
-            Receives the messages; None: they are dropped.
-        earlier
-            Messages that were published before this process subscribed.
+        ``earlier`` were published before this process subscribed. Without a receiver, messages are dropped.
         """
         with self._lock:
             self._receiver = receiver
-            self._known = {message["header"]["msg_id"] for message in earlier if "msg_id" in message["header"]}
             for message in earlier:
-                self._hand_over("iopub", message)
+                self._pass_on("iopub", message)
+            self._known = {message["header"]["msg_id"] for message in earlier if "msg_id" in message["header"]}
             for channel, message in self._held:
                 try:
-                    self._release(channel, message)
+                    if channel == "shell" and self._state.link is not None:
+                        self._state.link.take_reply(message)  # the request may be known by now
+                    else:
+                        self._pass_on(channel, message)
                 except Exception:
                     # One message that can't be read must not end the start, as on the link's thread.
                     log.exception("a message on %s could not be handled", channel)
@@ -103,16 +101,6 @@ class MessageDispatcher:
         if is_lost and receiver is not None:
             receiver.on_lost()
 
-    def _release(self, channel: str, message: Message) -> None:
-        if channel == "shell" and self._state.link is not None:
-            self._state.link.take_reply(message)  # the request may be known by now
-        else:
-            self._pass_on(channel, message)
-
     def _pass_on(self, channel: str, message: Message) -> None:
-        if message["header"].get("msg_id") not in self._known:
-            self._hand_over(channel, message)
-
-    def _hand_over(self, channel: str, message: Message) -> None:
-        if self._receiver is not None:
+        if self._receiver is not None and message["header"].get("msg_id") not in self._known:
             self._receiver.on_message(channel, message)

@@ -46,18 +46,9 @@ def _figures(topic: bytes, engine: bytes, data: bytes) -> Message:
 class Link:
     """Sockets to a controller, and the thread that owns them.
 
-    Parameters
-    ----------
-    info
-        The content of ipyparallel's client connection file.
-    identity
-        The ZeroMQ identity by which ranks reach this client.
-    on_message
-        Called on the link's thread with every message that no request waits for.
-    on_lost
-        Called on the link's thread when the connection to the controller is lost.
-    on_tick
-        Called on the link's thread every ``TICK_SECONDS``.
+    ``info`` is the content of ipyparallel's client connection file, ``identity`` the ZeroMQ identity by which ranks
+    reach this client. On the link's thread, ``on_message`` is called with every message that no request waits for,
+    ``on_lost`` when the connection to the controller is lost, and ``on_tick`` every ``TICK_SECONDS``.
     """
 
     def __init__(
@@ -84,8 +75,7 @@ class Link:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._is_woken = False
-        self._pending: dict[str, Callable[[Message], None]] = {}
-        self._waiting: dict[str, Future[Message]] = {}
+        self._pending: dict[str, Callable[[Message], None] | Future[Message]] = {}  # by request: who gets the reply
         self._closed = False
         self._numbering = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="disttrain link", daemon=True)
@@ -132,15 +122,10 @@ class Link:
         future: Future[Message] = Future()
         message = self.make(request.msg_type, request.to_content())
         msg_id = message["header"]["msg_id"]
-        self._waiting[msg_id] = future
-        self._pending[msg_id] = future.set_result
-        future.add_done_callback(lambda _: self._forget(msg_id))
+        self._pending[msg_id] = future
+        future.add_done_callback(lambda _: self._pending.pop(msg_id, None))  # also of a cancelled one
         self._send(self._control if request.control else self._shell, target, message, buffers)
         return future
-
-    def _forget(self, msg_id: str) -> None:
-        self._waiting.pop(msg_id, None)
-        self._pending.pop(msg_id, None)
 
     def _send(self, sock: zmq.Socket[bytes], target: str, message: Message, buffers: Sequence[Any]) -> None:
         if self._closed:
@@ -230,14 +215,17 @@ class Link:
         handler = self._pending.pop(message["parent_header"].get("msg_id", ""), None)
         if handler is None:
             return False
-        handler(message)
+        if isinstance(handler, Future):
+            handler.set_result(message)
+        else:
+            handler(message)
         return True
 
     def fail_requests(self, reason: str) -> None:
         """Set a :class:`ClusterClosedError` on all futures without a reply."""
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(ClusterClosedError(reason))
+        for waiting in list(self._pending.values()):
+            if isinstance(waiting, Future) and not waiting.done():
+                waiting.set_exception(ClusterClosedError(reason))
 
     def close(self) -> None:
         """End the thread; futures without a reply get a :class:`ClusterClosedError`."""

@@ -89,25 +89,17 @@ def tunnel_of(folder: Path) -> Tunnel | None:
 
 
 class Tunnel:
-    """One ssh, and the local folder that replaces the cluster's own.
+    """One ssh, and :attr:`folder`, which replaces the cluster's own; it is the profile of :attr:`job_file`.
 
-    The folder is :attr:`folder`, also the profile of :attr:`job_file`.
-
-    Raises
-    ------
-    UsageError
-        If the file is not there or another notebook holds the ranks.
-    LaunchError
-        If ssh fails.
+    Raises a UsageError if the file is not there or another notebook holds the ranks, and a LaunchError if ssh fails.
     """
 
     def __init__(self, host: str, file: str, ssh: Sequence[str]) -> None:
         self.host, self.file = host, file
-        self._ssh = [*ssh, *SSH_OPTIONS]
+        self.command = [*ssh, *SSH_OPTIONS]  # ssh with its options, without a host
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_beat = 0.0
-        self._end_text = ""  # how ssh ended, as text
         job_file = self._read_file()
         self._profile = posixpath.join(posixpath.dirname(file), posixpath.basename(job_file.profile))
         self.folder = make_local(f"{job_file.name}-{os.getpid()}-{os.urandom(3).hex()}")
@@ -123,11 +115,6 @@ class Tunnel:
             self.close()
             raise
 
-    @property
-    def command(self) -> list[str]:
-        """The ssh command with its options, without a host."""
-        return list(self._ssh)
-
     # The file
 
     def _read_file(self) -> JobFile:
@@ -137,7 +124,7 @@ class Tunnel:
         try:
             done = subprocess.run(  # noqa: S603
                 # As a login shell, csh or fish would not understand the script.
-                [*self._ssh, "-T", self.host, "exec sh"],
+                [*self.command, "-T", self.host, "exec sh"],
                 input=script,
                 capture_output=True,
                 text=True,
@@ -152,7 +139,7 @@ class Tunnel:
             ) from error
         except OSError as error:
             raise LaunchError(
-                f"cannot run {self._ssh[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
+                f"cannot run {self.command[0]}: {error.strerror}; install OpenSSH's client, or name another with --ssh"
             ) from error
         if done.returncode == 0:
             # A login shell's output comes first; the file is one line.
@@ -178,7 +165,7 @@ class Tunnel:
         self.job_file = replace(job_file, profile=str(self.folder))
         self._errors = (self.folder / "ssh.log").open("w+b")
         self._process = subprocess.Popen(  # noqa: S603
-            [*self._ssh, *OPTIONS, *forwards, self.host, "exec sh"],
+            [*self.command, *OPTIONS, *forwards, self.host, "exec sh"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -207,10 +194,7 @@ class Tunnel:
     def ask(self, script: str) -> str:
         """Run a script in the host's shell, and return its output.
 
-        Raises
-        ------
-        LaunchError
-            If ssh has ended, or the shell does not respond within the time limit.
+        Raises a LaunchError if ssh has ended, or the shell does not respond within the time limit.
         """
         mark = f"disttrain-{os.urandom(8).hex()}"
         with self._lock:
@@ -243,13 +227,13 @@ class Tunnel:
         return output.decode(errors="replace")
 
     def _by_hand(self, *command: str) -> str:
-        return shlex.join([*self._ssh, self.host, *command])
+        return shlex.join([*self.command, self.host, *command])
 
     @property
     def why_ended(self) -> str:
         """How the ssh ended, as text; empty while it runs."""
         if self._process is None:
-            return self._end_text
+            return ""
         try:
             code = self._process.wait(TUNNEL_DYING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -257,10 +241,7 @@ class Tunnel:
         self._errors.seek(0)
         message = " ".join(self._errors.read().decode(errors="replace").split())[-300:]
         how = message or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
-        self._end_text = (
-            f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
-        )
-        return self._end_text
+        return f"the ssh tunnel to {self.host} ended: {how}; %dist_attach {self.host}:{self.file} opens it again"
 
     # The files
 
@@ -295,13 +276,7 @@ class Tunnel:
             write_private(self.folder / name, content)
 
     def bring_metrics(self, run: str, folder: Path) -> None:
-        """Copy the ranks' logged metrics here, or the end of them if they are large.
-
-        Raises
-        ------
-        LaunchError
-            If the copy fails; the message is meant for the user.
-        """
+        """Copy the ranks' logged metrics here, or the end of them if they are large; raises a LaunchError."""
         try:
             files = self._read_files(run, "rank*.metrics.jsonl", MOST_METRICS_BYTES)
         except LaunchError as error:
@@ -312,13 +287,7 @@ class Tunnel:
                 write_private(folder / name, content)
 
     def _read_files(self, folder: str, names: str, most_bytes: int) -> dict[str, str]:
-        """Return the content of files by name, or the end of it: together not more than this.
-
-        Raises
-        ------
-        LaunchError
-            If it can't be copied; the message is meant for the user.
-        """
+        """Return the content of files by name, or the end of it: together not more than this."""
         script = (
             f'( cd {_quoted(folder)} && set -- {names} && for f; do if [ -f "$f" ]; then echo "$f"; '
             f'tail -c $(({most_bytes} / $#)) "$f" | gzip -c | base64 | tr -d "\\n"; echo; fi; done )'

@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...client.registry.cluster_file import ClusterFile, Lease
+from ...client.registry.cluster_file import ClusterFile
 from ...client.startup.gpus import devices_of_job
-from ...client.startup.job_processes import JobProcesses
 from ...client.startup.launch import Launch
 from ...client.startup.rank_table import decide, with_unique_hosts
 from ...client.transport.ssh_tunnel import Tunnel, split, tunnel_of
@@ -33,9 +32,9 @@ from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import JOB_MEET_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ...protocol.messages import NannyHello, RankHello
+    from ...protocol.messages import RankHello
     from ...protocol.ranks import RankInfo
 
 
@@ -181,17 +180,12 @@ class JobLaunch(Launch):
         Raises a LaunchError, and the job continues, if not all ranks connect, or one can't join the group; a UsageError
         if another notebook has just joined the job.
         """
-        self.state.processes = JobProcesses(self.config, self.folders.profile)
+        self.state.processes = self._make_processes()
+        self._take_lease()
         try:
-            self._lease = Lease(self.folders.profile)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"the ranks of {self.config.job_file} are held by another notebook, which has just attached; use them "
-                "there"
-            ) from error
-        try:
-            self._connect(self._wait_for_connection(), self.folders.cluster_id)
-            self.assignment.introduce(self._assign(*self.registration.wait_for_all(self.state.n, self._check_time)))
+            self._connect(self.folders.cluster_id)
+            hellos, nannies = self.registration.wait_for_all(self.state.n, self._check_time)
+            self.assignment.introduce(self._assign(hellos), nannies)
         except BaseException:  # also a KeyboardInterrupt: the job must be left so that others can join it
             if self.table:  # the ranks may be identified already, and then send no more hellos
                 for entry in self.table:
@@ -203,9 +197,7 @@ class JobLaunch(Launch):
         self.write()
         self._show()
 
-    def _assign(
-        self, hellos: Sequence[RankHello], nannies: Mapping[str, NannyHello]
-    ) -> list[tuple[RankInfo, RankHello, NannyHello]]:
+    def _assign(self, hellos: Sequence[RankHello]) -> list[tuple[RankInfo, RankHello]]:
         """Assign ranks as the job's launcher has numbered them; learn the hosts from the hellos."""
         job_file, state = self._job_file, self.state
         hellos = with_unique_hosts(sorted(hellos, key=lambda hello: hello.launch_rank or 0))
@@ -219,8 +211,7 @@ class JobLaunch(Launch):
         state.mpi_heals = job_file.frees_mpi and all(can_end_calls(hello.mpi or "") for hello in hellos)
         backend, count, state.note_of_devices = devices_of_job(self.config, hellos)
         state.gpus = [str(gpu) for gpu in range(count)]
-        decided = decide(hellos, backend, count, list(dict.fromkeys(names)))
-        return [(info, hello, nannies[hello.engine]) for info, hello in decided]
+        return decide(hellos, backend, count, list(dict.fromkeys(names)))
 
     def _check_time(self, arrived: int = 0) -> None:
         if time.monotonic() > self.state.start_deadline:

@@ -58,20 +58,21 @@ def test_variables_are_kept(persistent: Cluster) -> None:
         assert again.run("1").number > last, "cell numbers continue"
 
 
-def test_running_cell_continues_without_losing_output(light: Cluster, tmp_path: Path) -> None:
+def test_running_cells_continue_without_losing_output(light: Cluster, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    light.run(COUNT.format(path=str(stop)), block=False)
+    for rank in (0, 1):
+        light.run(COUNT.format(path=str(stop)), rank, block=False)
     assert wait_until(lambda: "line 20\n" in log_of(light, 0))
     light.detach()
     assert wait_until(lambda: "line 60\n" in log_of(light, 0) and "line 60\n" in log_of(light, 1))
     with Cluster.attach("light") as again:
-        (run,) = again.missed
+        assert [run.ranks for run in again.missed] == [(0,), (1,)]
         assert {entry.state for entry in again.table} == {"running"}
         with pytest.raises(UsageError, match="still run"):
             again.run("1")
         stop.touch()
-        run.wait()
-        for rank, last in run.results.items():
+        for run in again.missed:
+            ((rank, last),) = run.wait().results.items()
             assert run.stdout[rank] == "".join(f"line {number}\n" for number in range(last + 1))
         assert again.run("rank").results == {0: 0, 1: 1}
 
@@ -146,18 +147,6 @@ def test_cell_in_transit_when_the_notebook_leaves_is_not_lost(light: Cluster) ->
         for run in again.missed:  # none, if it had ended by then
             run.wait()
         assert again.run("kept").results == {0: 0, 1: 2}
-
-
-def test_running_cells_are_resumed_separately(light: Cluster, tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    light.run(COUNT.format(path=str(stop)), 0, block=False)
-    light.run(COUNT.format(path=str(stop)), 1, block=False)
-    light.detach()
-    with Cluster.attach("light") as again:
-        assert [run.ranks for run in again.missed] == [(0,), (1,)]
-        stop.touch()
-        for run in again.missed:
-            assert list(run.wait().results) == list(run.ranks)
 
 
 @pytest.mark.parametrize("persistent", ["local"], indirect=True)

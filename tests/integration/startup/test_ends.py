@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.errors import ClusterClosedError, LaunchError, StartInterruptedError
+from jupyter_disttrain.errors import StartInterruptedError
 from jupyter_disttrain.protocol.environment import LOCAL_DIR
 from jupyter_disttrain.protocol.shared_memory import NANNIES
 
@@ -112,25 +112,6 @@ def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:
         "own = subprocess.Popen(['sleep', '1000'])\nkill([psutil.Process(1), psutil.Process(own.pid)])\nown.wait(10)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("what", ["shutdown", "reset"])
-def test_failed_shutdown_ends_the_running_cell(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(n=1, launcher="local", backend="none")
-    launch, stop = cluster._session.launch, cluster._session.launch.stop
-
-    def refuse() -> None:
-        raise LaunchError("scancel refused")
-
-    monkeypatch.setattr(launch, "stop", refuse)
-    try:
-        run = cluster.run("import threading; threading.Event().wait()", block=False)
-        with pytest.raises(LaunchError, match="scancel refused"):
-            getattr(cluster, what)()
-        with pytest.raises(ClusterClosedError, match=r"was (reset while the cell ran; run|shut down; start one)"):
-            run.wait(timeout_s=5)
-    finally:
-        stop()
 
 
 def test_folder_with_a_colon_in_its_name_is_removed_and_no_other(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,14 +38,23 @@ class Ends:
         return event
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("end", ["reset", "shutdown"])
 def test_cell_is_abandoned_before_its_ranks_end(
-    end: str, started: Callable[..., Lifecycle], monkeypatch: pytest.MonkeyPatch
+    end: str, started: Callable[..., Lifecycle], monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
     lifecycle = started()
     run = lifecycle.session.run("1", block=False)
-    monkeypatch.setattr(lifecycle.session.launch, "stopping", lambda: [die(lifecycle, rank) for rank in range(2)])
-    getattr(lifecycle, end)()
+
+    def die_or_fail() -> None:
+        if fails:
+            raise LaunchError("scancel refused")
+        for rank in range(2):
+            die(lifecycle, rank)
+
+    monkeypatch.setattr(lifecycle.session.launch, "stopping", die_or_fail)
+    with pytest.raises(LaunchError, match="scancel refused") if fails else nullcontext():
+        getattr(lifecycle, end)()
     with pytest.raises(
         ClusterClosedError,
         match=r"was (reset while the cell ran; run|shut down; start one)",
@@ -75,7 +85,7 @@ def test_detach_waits_for_a_reset(started: Callable[..., Lifecycle], monkeypatch
         lifecycle.session, "config", ClusterConfig(n=2, launcher="local", backend="none", name="recorded", keep=True)
     )
     monkeypatch.setattr(attach, "let_begin", lambda _launch: None)
-    monkeypatch.setattr(lifecycle.session, "watch", lambda **_: None)
+    monkeypatch.setattr(lifecycle, "watch", lambda: None)
     is_starting, may_start, left = threading.Event(), threading.Event(), list[object]()
 
     def wait() -> None:

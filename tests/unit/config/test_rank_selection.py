@@ -25,12 +25,8 @@ from jupyter_disttrain.protocol.ranks import format_ranks, label_ranks
         ("0", 0, []),
     ],
 )
-def test_gpus_visible_to_cuda(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, count: int, visible: list[str]
-) -> None:
-    monkeypatch.setattr(gpus, "count_gpus", lambda: count)
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpus.visible_gpus(environment) == visible
+def test_gpus_visible_to_cuda(variable: str | None, count: int, visible: list[str]) -> None:
+    assert gpus.shown_gpus(count, variable) == visible
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ Does not cover: joining, leaving and rejoining (``test_join``).
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 from pathlib import Path
@@ -30,31 +29,15 @@ def test_rank_0_does_not_overwrite_a_user_file(file: Path, content: str) -> None
 
 
 @pytest.mark.parametrize(("host", "stays"), [("login2", True), (socket.gethostname(), False)])
-def test_presence_file_is_removed_only_by_its_own_host(
+def test_link_to_an_ended_job_is_removed_only_by_its_own_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, stays: bool
 ) -> None:
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: host)
-        there.setattr(os, "getpid", lambda: 1 << 30)  # a host that does not exist
-        presence_file = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
+        link = cluster_file.list_job(tmp_path / "ended", "exp-1-abcdef")
     assert "exp-1-abcdef" not in [cluster.cluster_id for cluster in cluster_file.running()]
-    signs = [path.name for path in cluster_file._folder().glob("exp-1-*")]
-    presence_file.remove()
-    assert signs == ([f"exp-1-abcdef@{host}@{1 << 30}-"] if stays else [])
-
-
-def test_presence_file_of_an_ended_process_is_removed_if_its_pid_was_given_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as there:
-        there.setattr(cluster_file, "start_time", lambda _pid: "1")  # this process has started later
-        presence_file = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
-    cluster_file.running()
-    assert not presence_file._path.is_symlink()
-    held = cluster_file.PresenceFile(tmp_path, "exp-1-abcdef")
-    cluster_file.running()
-    assert held._path.is_symlink()
-    held.remove()
+    assert link.is_symlink() == stays
+    link.unlink(missing_ok=True)
 
 
 def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

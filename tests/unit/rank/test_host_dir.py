@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.client.registry.cluster_file import Lease
+from jupyter_disttrain.client.registry.cluster_file import take_lease
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers import folders
 from jupyter_disttrain.launchers.folders import Folders
@@ -113,7 +113,7 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    for use in (check_locks, Lease):
+    for use in (check_locks, take_lease):
         text = f"{tmp_path} does not support locks .{os.strerror(number)}.*; mount it with locks"
         with pytest.raises(UsageError, match=text):
             use(tmp_path)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jupyter_disttrain.client.transport.orphan_check import OrphanCheck, has_connection
+from jupyter_disttrain.client.transport.controller import OrphanCheck, has_connection
 from jupyter_disttrain.protocol.time_limits import CLOSED_SECONDS, ORPHANED_SECONDS, UNANSWERED_SECONDS
 
 
