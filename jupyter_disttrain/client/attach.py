@@ -323,4 +323,5 @@ def _restore_group(launch: Launch, supervisor: Supervisor) -> None:
     formed = {tag for tag in tags if tag.startswith("session/")}
     if "broken" in tags or len(formed) > 1:
         supervisor.release()
-        supervisor.on_group_ended()
+        with supervisor.changing() as state:
+            state.on_group_ended()

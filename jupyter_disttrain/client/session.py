@@ -24,7 +24,6 @@ from ..sigint import held_interrupts
 from .cells.executor import Cells
 from .cells.history import Origin
 from .cells.session_group import restore_group
-from .recovery.state_machine import Rules
 from .recovery.supervisor import Supervisor
 from .registry.cluster_file import CellLog
 from .startup.job_watch import JobWatch
@@ -92,7 +91,7 @@ class Session:
         on_job_over
             Called with the reason when the Slurm job of the ranks has ended.
         """
-        self.supervisor = Supervisor(self.launch, Rules.of(self.config), self.telemetry.remarks, reset, shutdown)
+        self.supervisor = Supervisor(self.launch, self.telemetry.remarks, reset, shutdown)
         cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
         count = cell_log.last if self.cells is None else self.cells.count
         self.cells = Cells(self.launch, self.supervisor, cell_log, count)
@@ -199,7 +198,8 @@ class Session:
         cells = [(entry, entry.request) for entry in running if chosen is None or entry.info.rank in chosen]
         if not forced:
             self.supervisor.stacks.note_waits({entry.info.rank for entry in running})
-        self.supervisor.on_interrupt(chosen, forced=forced)
+        with self.supervisor.changing() as state:
+            state.on_interrupt(time.monotonic(), forced=forced, ranks=chosen)
         for entry, cell in cells:
             if entry.state == RankState.RUNNING and entry.request == cell:  # it may have ended meanwhile
                 self._interrupts.append((entry, self.launch.open_link.request(entry.nanny, Interrupt(cell=cell))))
@@ -226,7 +226,8 @@ class Session:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
         self.config = self.launch.state.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
         self.launch.write()
-        self.supervisor.change(Rules.of(self.config))
+        with self.supervisor.changing() as state:
+            state.change(self.config)
 
     def mark_used(self) -> None:
         """Record that the ranks are used now."""

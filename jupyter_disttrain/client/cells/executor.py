@@ -64,7 +64,7 @@ class Cells:
             self._launch.check_open()
             config = self._launch.config
             dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
-            helps = self._launch.replacer.why_hosts_lost or remedy(config, dead)
+            helps = self._launch.replacer.spare_hosts.why_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
             for msg_id, (run, _) in self._cells.items():
