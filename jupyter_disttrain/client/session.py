@@ -94,7 +94,7 @@ class Session:
         self.supervisor = Supervisor(self.launch, self.telemetry.remarks, reset, shutdown)
         cell_log = CellLog(self.launch.folders.cell_log if self.config.keep else None)
         count = cell_log.last if self.cells is None else self.cells.count
-        self.cells = Cells(self.launch, self.supervisor, cell_log, count)
+        self.cells = Cells(self.launch, self.supervisor, cell_log, count, self.interrupt)
         allocated = self.launch.state.placement.allocated
         self.job_watch = watch = JobWatch(allocated.job, self.supervisor.note, on_job_over) if allocated else None
         self.telemetry.remarks.of_job = list if watch is None else lambda: watch.standing
@@ -177,14 +177,7 @@ class Session:
                     raise ClusterClosedError(
                         f"the cluster {self.config.name!r} was reset before the cell ran; run it again"
                     )
-                run = self.open_cells.send(
-                    code,
-                    chosen,
-                    self.interrupt,
-                    values=values,
-                    listener=listener,
-                    origin=origin or Origin(),
-                )
+                run = self.open_cells.send(code, chosen, values=values, listener=listener, origin=origin or Origin())
             finally:
                 self.restarting.release()
             if timeout_s is not None:
@@ -207,7 +200,7 @@ class Session:
     def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
         chosen = parse_ranks(ranks, len(self.launch.table))
-        text = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
+        text = self.open_cells.interrupt_and_wait(chosen)
         self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         return [*text, *self.supervisor.take_notes()]
 

@@ -150,16 +150,16 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     dead, buried = entry(0, "node1", "node1"), list[int]()
     callbacks: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead])
+    nothing = lambda *_: None  # noqa: E731
     supervisor = SimpleNamespace(
         on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _words: None
     )
     session = SimpleNamespace(
         launch=launch,
-        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
+        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0, nothing),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )
-    nothing = lambda *_: None  # noqa: E731
     messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):
         messages.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))
