@@ -173,7 +173,7 @@ def by_dist_run(cluster: Cluster, mode: str, script: Script, target: str, argume
     begun = time.monotonic()
     run = cluster.scripts.run(target, arguments, is_module=script.is_module, how=mode, block=False)
     failure, displays = "", Displays()
-    run.listen(displays)
+    run.listener = displays
     try:
         run.wait(LIMIT_S)
     except DisttrainError as error:

@@ -150,7 +150,7 @@ def _wait_until_subscribed(launch: Launch) -> None:
 def _take_up(session: Session, messages: SessionMessages) -> list[CellRun]:
     """Take over the cells that had not ended when the earlier notebook left, with all their output; return them."""
     launch, cells, table = session.launch, session.open_cells, session.launch.table
-    runs = [cells.adopt(cell, session.interrupt) for cell in cells.cell_log.open_cells]
+    runs = [cells.adopt(cell) for cell in cells.cell_log.open_cells]
     deaths = _deaths(launch)
     asked = [entry for entry in table if entry.state == RankState.RUNNING and entry.engine not in deaths]
     replays = {entry.engine: launch.open_link.request(entry.nanny, Replay()) for entry in asked}
@@ -284,4 +284,5 @@ def _restore_group(launch: Launch, supervisor: Supervisor) -> None:
     formed = {tag for tag in tags if tag.startswith("session/")}
     if "broken" in tags or len(formed) > 1:
         supervisor.release()
-        supervisor.on_group_ended()
+        with supervisor.changing() as state:
+            state.on_group_ended()

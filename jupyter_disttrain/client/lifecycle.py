@@ -25,7 +25,6 @@ from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import deferred_interrupts, raise_interrupted
 from .cells.executor import Cells
 from .recovery.explanations import error_text
-from .recovery.state_machine import Rules
 from .recovery.supervisor import Supervisor
 from .registry.cluster_file import CellLog
 from .session_messages import SessionMessages
@@ -51,7 +50,7 @@ class Lifecycle:
         self.session = session
         self.messages = SessionMessages(
             session,
-            interrupt=partial(self._in_background, "interrupt", session.interrupt),
+            interrupt=lambda: self._in_background("interrupt", session.interrupt),
             reset=lambda: self.reset_because("it was requested in the side panel"),
             shutdown=self.end_because,
             leave=self.leave_because,
@@ -103,11 +102,11 @@ class Lifecycle:
     def watch(self) -> None:
         """Start to watch the ranks of the session's launch, and accept cells for them."""
         session, launch = self.session, self.session.launch
-        rules, remarks = Rules.of(session.config), session.telemetry.remarks
-        session.supervisor = Supervisor(launch, rules, remarks, self.reset_because, self.end_because)
+        remarks = session.telemetry.remarks
+        session.supervisor = Supervisor(launch, remarks, self.reset_because, self.end_because)
         cell_log = CellLog(launch.folders.cell_log if session.config.keep else None)
         count = cell_log.last if session.cells is None else session.cells.count
-        session.cells = Cells(launch, session.supervisor, cell_log, count)
+        session.cells = Cells(launch, session.supervisor, cell_log, count, session.interrupt)
         allocated = launch.state.placement.allocated
         watch = JobWatch(allocated.job, session.supervisor.note, self._on_job_over) if allocated else None
         session.job_watch = watch
@@ -146,25 +145,26 @@ class Lifecycle:
 
     def reset_because(self, reason: str) -> None:
         """End all ranks and start new ones on a thread of its own; the next cell shows the reason and other notes."""
-        self._in_background("reset", self._reset_launch, self.session.launch, reason)
+        session, launch = self.session, self.session.launch
 
-    def _reset_launch(self, launch: Launch, reason: str) -> None:
-        """Reset the cluster, unless its ranks are not those of this launch any more."""
-        session = self.session
-        with session.restarting:
-            if session.launch is launch:
-                for note in (*self.reset(), f"all ranks were started again, with fresh variables: {reason}"):
-                    session.supervisor.note(note)
+        def reset() -> None:
+            with session.restarting:
+                if session.launch is launch:  # else its ranks were reset meanwhile
+                    for note in (*self.reset(), f"all ranks were started again, with fresh variables: {reason}"):
+                        session.supervisor.note(note)
+
+        self._in_background("reset", reset)
 
     def replace(self, ranks: Iterable[int]) -> list[str]:
         """End the processes of some ranks and start new ones; see :meth:`jupyter_disttrain.Cluster.replace`."""
         self._check_restartable()
         launch, supervisor = self.session.launch, self.session.supervisor
         chosen = parse_ranks(ranks, len(launch.table))
-        launch.replacer.try_lost_hosts()
+        launch.replacer.spare_hosts.try_all_again(launch.open_link)
         gone = [launch.table[rank].pid_gone for rank in chosen]
         for rank in chosen:
-            supervisor.on_asked(rank)
+            with supervisor.changing() as state:
+                state.on_asked(rank)
             if launch.table[rank].state != RankState.DEAD:
                 launch.open_link.request(launch.table[rank].nanny, End())
         until = time.monotonic() + CLUSTER_END_SECONDS
@@ -225,12 +225,6 @@ class Lifecycle:
             self.stop_watching()
             self.session.launch.leave(because)
 
-    def _leave_open(self, because: str) -> None:
-        """Leave the ranks, unless the cluster was closed meanwhile for another reason."""
-        with self.session.restarting:
-            if not self.session.is_closed:
-                self.leave(because)
-
     def _close(self) -> None:
         self.session.is_closed = True
         _open.discard(self)
@@ -238,14 +232,20 @@ class Lifecycle:
     def end_because(self, reason: str) -> None:
         """End the wait for cells at once, and the ranks on a thread of its own."""
         self.session.abandon_cells(str(self.session.launch.state.closed_error(reason)))
-        self._in_background("end", self.shutdown, reason)
+        self._in_background("end", lambda: self.shutdown(reason))
 
     def leave_because(self, reason: str) -> None:
         """End the wait for cells at once; leave the ranks, which are out of reach, on a thread of its own."""
-        self.session.abandon_cells(reason)
-        self._in_background("leave", self._leave_open, f"is unreachable: {reason}")
 
-    def _in_background(self, what: str, call: Callable[..., object], *args: object) -> None:
+        def leave() -> None:
+            with self.session.restarting:
+                if not self.session.is_closed:  # else it was closed meanwhile, for another reason
+                    self.leave(f"is unreachable: {reason}")
+
+        self.session.abandon_cells(reason)
+        self._in_background("leave", leave)
+
+    def _in_background(self, what: str, call: Callable[[], object]) -> None:
         """Call a function on a thread of its own, which may join the calling one.
 
         An error is shown with the next cell. If the cluster is closed by then, its reason explains the error.
@@ -253,10 +253,11 @@ class Lifecycle:
 
         def run() -> None:
             try:
-                call(*args)
+                call()
             except Exception as error:  # noqa: BLE001  (any error must reach the user)
                 if not self.session.is_closed:
-                    self.session.supervisor.on_end_failed()
+                    with self.session.supervisor.changing() as state:
+                        state.on_end_failed()
                     self.session.supervisor.note(f"{what} failed: {error_text(error)}")
 
         threading.Thread(target=run, name=f"disttrain {what}").start()

@@ -23,7 +23,6 @@ from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import held_interrupts
 from .cells.history import Origin
 from .cells.session_group import restore_group
-from .recovery.state_machine import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,14 +135,7 @@ class Session:
                     raise ClusterClosedError(
                         f"the cluster {self.config.name!r} was reset before the cell ran; run it again"
                     )
-                run = self.open_cells.send(
-                    code,
-                    chosen,
-                    self.interrupt,
-                    values=values,
-                    listener=listener,
-                    origin=origin or Origin(),
-                )
+                run = self.open_cells.send(code, chosen, values=values, listener=listener, origin=origin or Origin())
             finally:
                 self.restarting.release()
             if timeout_s is not None:
@@ -157,7 +149,8 @@ class Session:
         cells = [(entry, entry.request) for entry in running if chosen is None or entry.info.rank in chosen]
         if not forced:
             self.supervisor.stacks.note_waits({entry.info.rank for entry in running})
-        self.supervisor.on_interrupt(chosen, forced=forced)
+        with self.supervisor.changing() as state:
+            state.on_interrupt(time.monotonic(), forced=forced, ranks=chosen)
         for entry, cell in cells:
             if entry.state == RankState.RUNNING and entry.request == cell:  # it may have ended meanwhile
                 self._interrupts.append((entry, self.launch.open_link.request(entry.nanny, Interrupt(cell=cell))))
@@ -165,7 +158,7 @@ class Session:
     def interrupt_and_wait(self, ranks: str | int | Iterable[int]) -> list[str]:
         """Interrupt ranks that run a cell, and wait some seconds until they have ended it; return messages on that."""
         chosen = parse_ranks(ranks, len(self.launch.table))
-        text = self.open_cells.interrupt_and_wait(chosen, self.interrupt)
+        text = self.open_cells.interrupt_and_wait(chosen)
         self.supervisor.wait_until_settled(CLUSTER_SETTLE_SECONDS)
         return [*text, *self.supervisor.take_notes()]
 
@@ -184,7 +177,8 @@ class Session:
             raise UsageError(f"{', '.join(sorted(settled))} can't be changed while ranks run; start another cluster")
         self.config = self.launch.state.config = replace(self.config, **rules)  # type: ignore[arg-type]  # see above
         self.launch.write()
-        self.supervisor.change(Rules.of(self.config))
+        with self.supervisor.changing() as state:
+            state.change(self.config)
 
     def mark_used(self) -> None:
         """Record that the ranks are used now."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..protocol.messages import Acknowledged, Asked, RankDeath, Used
 from ..protocol.requests import Publish
 from ..protocol.states import RankState
-from .cells.message_events import event_from
+from .cells.events import event_from
 from .transport.link import FIGURES
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def test_extension_is_built_by_one_rank_and_again_after_a_killed_build(
         (builder,) = (rank for rank, text in run.stderr.items() if "is being compiled" in text)
         (lock,) = tmp_path.glob("*/lock")
         os.kill(cluster.table[builder].info.pid, signal.SIGKILL)
-        assert wait_until(lambda: bool(run.errors))
+        assert wait_until(lambda: bool(run.failures))
         stop(cluster, run)
         cluster.run(BUILD, 1 - builder)  # which has waited for it
         assert cluster.run(START).results == {0: 2, 1: 2}

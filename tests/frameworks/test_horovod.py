@@ -137,7 +137,7 @@ def test_interrupt_ends_an_operation(agreeing: Cluster, pids: dict[int, int]) ->
 def test_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[int, int]) -> None:
     agreeing.run("hvd.shutdown()")
     run = agreeing.run("hvd.init()", 0, block=False)
-    run.listen(IgnoringListener())
+    run.listener = IgnoringListener()
     assert wait_until(lambda: bool(run.hang))
     assert run.hang[0] == "rank 0: waits in hvd.init at line 1: hvd.init()"
     agreeing.interrupt()
@@ -149,7 +149,7 @@ def test_rank_that_starts_it_alone_is_released(agreeing: Cluster, pids: dict[int
 
 def test_hang_names_the_operation(agreeing: Cluster, pids: dict[int, int]) -> None:
     run = agreeing.run("if rank != 1: hvd.allgather(torch.ones(2, 3), name='mine')", block=False)
-    run.listen(IgnoringListener())
+    run.listener = IgnoringListener()
     # The first sample may find a rank that is about to begin the cell.
     waits = "ranks 0,2: waits in hvd.allgather of 'mine' (float32 2x3) at line 1: if rank != 1: "
     assert wait_until(lambda: any(line.startswith(waits) for line in run.hang))

@@ -95,14 +95,13 @@ class CellRun:
         self._stuck_remedy = stuck_remedy
         self._on_done = on_done
         self.notes: list[str] = []
-        self._listener = listener
+        self.listener = listener  # also receives the events that are queued when it is set
         self._printed: dict[tuple[str, int], list[str]] = {}
         self._values: dict[int, Any] | None = None
         self._held = DeferredSigint()
         self.interrupts = 0  # interrupts sent to the ranks
         self._next_interrupt = 0.0  # earliest time of the next one
-        self._interrupted_at = 0.0  # time of the first one
-        self._gives_up_at: float | None = None
+        self._gives_up_at = 0.0  # time at which the wait ends after ``PATIENT_INTERRUPTS``
         self.given_up: set[int] = set()  # ranks that still ran the cell when the wait for it was given up
         self._limit_ends = threading.Event()  # set to end the thread that enforces the timeout
         self._exceeded_s: float | None = None  # the timeout after which the ranks were interrupted
@@ -132,31 +131,17 @@ class CellRun:
 
     def abandon(self, reason: str) -> None:
         """End the wait for the cell with a :class:`ClusterClosedError`; may be called from any thread."""
-        self._abandon(ClusterClosedError(reason))
-
-    def _abandon(self, error: ClusterClosedError) -> None:
         with self._lock:
-            self._abandoned = self._abandoned or error  # the first reason is the cause of the others
+            self._abandoned = self._abandoned or ClusterClosedError(reason)  # the first reason caused the others
             self._limit_ends.set()
         self._events.put(None)
 
-    def take_rest(self) -> list[Event]:
-        """Return the output that arrived after the wait for an ended cell: it goes to the next cell."""
-        rest = []
-        while self.ended_s and not self._events.empty():
-            event = self._events.get()
-            if event is not None and not isinstance(event, _ENDS):
-                rest.append(event)
-        return rest
-
-    @property
-    def listener(self) -> Listener | None:
-        """The listener that receives the cell's events."""
-        return self._listener
-
-    def listen(self, listener: Listener) -> None:
-        """Send events to this listener from now on, those that are still queued included."""
-        self._listener = listener
+    def _queued(self) -> list[Event]:
+        """Return the events that the listener has not had yet."""
+        events = []
+        while not self._events.empty():
+            events.append(self._events.get())
+        return [event for event in events if event is not None]
 
     # Results
 
@@ -164,11 +149,6 @@ class CellRun:
     def done(self) -> bool:
         """Whether the cell has ended on every rank."""
         return self.state.done
-
-    @property
-    def errors(self) -> set[str]:
-        """The names of the cell's errors so far."""
-        return {failure.ename for failure in self.state.failures.values()}
 
     @property
     def running_now(self) -> frozenset[int]:
@@ -216,12 +196,6 @@ class CellRun:
         if self._values is not None:
             return self._values
         is_whole = self.done
-        values = self._load_values()
-        if is_whole:
-            self._values = values
-        return values
-
-    def _load_values(self) -> dict[int, Any]:
         values: dict[int, Any] = {}
         refused: dict[str, list[int]] = {}
         for rank, reply in sorted(self.state.replies.items()):
@@ -235,6 +209,8 @@ class CellRun:
         if refused:
             reasons = "; ".join(f"{label_ranks(ranks)}: {reason}" for reason, ranks in refused.items())
             raise UnserializableValueError(f"the cell's value can't be sent to the notebook: {reasons}")
+        if is_whole:
+            self._values = values
         return values
 
     # Timeout
@@ -298,7 +274,7 @@ class CellRun:
             self.limit(timeout_s)
         with self._lock:
             if self.given_up and not self.done:  # a new wait after one that was given up starts with no interrupts
-                self.interrupts, self._gives_up_at, self.ended_s = 0, None, None
+                self.interrupts, self.ended_s = 0, None
             self.given_up = set()
         with held_interrupts() as held:
             self._held = held
@@ -333,11 +309,9 @@ class CellRun:
         events = self._wait_for_event()
         with self._lock:  # all events up to this state are in the queue
             is_done, abandoned = self.done, self._abandoned
-        while not self._events.empty():
-            event = self._events.get()
-            events += [] if event is None else [event]
-        if self._listener is not None:
-            self._listener.on_events(events, self)
+        events += self._queued()
+        if self.listener is not None:
+            self.listener.on_events(events, self)
         if is_done:
             return True
         if abandoned is not None:
@@ -374,8 +348,8 @@ class CellRun:
         """Wait until the session has recovered from what this cell did to it; an interrupt ends the wait."""
         deadline = time.monotonic() + CELL_RUN_SETTLE_SECONDS
         while not self._supervisor.wait_until_settled(SETTLE_CHECK_SECONDS) and time.monotonic() < deadline:
-            if self._listener is not None:
-                self._listener.on_events((), self)
+            if self.listener is not None:
+                self.listener.on_events((), self)
             if self._held.waiting:
                 break
         self.notes += self._supervisor.take_notes() + ([] if self.state.failures else self._supervisor.out_of_step())
@@ -385,15 +359,16 @@ class CellRun:
 
     def _wait_for_event(self) -> list[Event]:
         """Return the first event in the queue; wait a moment for it, or less if an interrupt is due before."""
-        pause = 0.05 if self._listener is not None else 0.5
+        now = time.monotonic()
+        pause = 0.05 if self.listener is not None else 0.5
         if self.done or self._abandoned is not None:
             pause = 0.0  # the event that says so may have been read already
         if self._held.waiting:
-            pause = max(0.0, min(pause, self._next_interrupt - time.monotonic()))
-        if self._gives_up_at is not None:
-            pause = max(0.0, min(pause, self._gives_up_at - time.monotonic()))
+            pause = min(pause, self._next_interrupt - now)
+        if self.interrupts >= PATIENT_INTERRUPTS:
+            pause = min(pause, self._gives_up_at - now)
         try:
-            event = self._events.get(timeout=pause)
+            event = self._events.get(timeout=max(0.0, pause))
         except queue.Empty:
             return []
         return [] if event is None else [event]
@@ -409,15 +384,16 @@ class CellRun:
         if self.done:
             return  # `wait` raises what is left
         while self._held.waiting and (at_once or time.monotonic() >= self._next_interrupt):
-            self._next_interrupt = time.monotonic() + SPACE_SECONDS
+            now = time.monotonic()
+            self._next_interrupt = now + SPACE_SECONDS
             self._held.obeyed += 1
             self.interrupts += 1
             if self.interrupts == 1:
-                self._interrupted_at = time.monotonic()
-            if self.interrupts == PATIENT_INTERRUPTS:
-                self._gives_up_at = max(time.monotonic() + LAST_SECONDS, self._interrupted_at + GIVE_UP_SECONDS)
+                self._gives_up_at = now + GIVE_UP_SECONDS
+            elif self.interrupts == PATIENT_INTERRUPTS:
+                self._gives_up_at = max(self._gives_up_at, now + LAST_SECONDS)
             self._interrupt_running(forced=self.interrupts > 1)
-        if at_once or (self._gives_up_at is not None and time.monotonic() >= self._gives_up_at):
+        if at_once or (self.interrupts >= PATIENT_INTERRUPTS and time.monotonic() >= self._gives_up_at):
             what = "interrupted three times"
             self._give_up(lambda running: GivenUpError(self._still_running(what, running), self.failures, self))
 
@@ -428,7 +404,7 @@ class CellRun:
         try:
             self._interrupt(self.state.running, forced=forced)
         except ClusterClosedError as error:
-            self._abandon(error)
+            self.abandon(str(error))
 
     def _give_up(self, error: Callable[[Collection[int]], BaseException]) -> None:
         """Raise the error for the ranks that still run; return if there are none any more."""
@@ -444,13 +420,11 @@ class CellRun:
     def _end(self) -> None:
         with self._lock:
             self.ended_s = time.time()
-        if self._listener is None:
-            return
-        self._listener.on_end(self)
-        for event in self.take_rest() if self.done else ():
-            following = self._listener.on_late(event)
-            if following is not None:
-                self._events.put(following)
+            rest = self._queued()
+        if self.listener is not None:
+            if rest:
+                self.listener.on_events(rest, self)
+            self.listener.on_end(self)
 
     def _raise(self) -> None:
         failures = self.failures

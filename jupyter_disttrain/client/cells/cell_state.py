@@ -1,8 +1,8 @@
 """Track which ranks run a cell and how each of them ended it.
 
 Covers: the state machine of a cell, ranks that failed only because they waited for another.
-Does not cover: waiting for the cell (``cell_run``), merging equal failures (``failure_merging``), releasing stuck ranks
-(``client.recovery.state_machine``).
+Does not cover: waiting for the cell (``cell_run``), making and merging failures (``failures``), releasing stuck
+ranks (``client.recovery.state_machine``).
 
 :class:`CellState` has no I/O: events in, state out.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.messages import CellFailure
 from ...protocol.ranks import label_ranks
 from .events import Died, Event, OutputEnded, Replied
-from .failure_merging import RANK_DIED, merge_failures
-from .last_output import death_lines, root_line
+from .failures import death_of, failure_of, merge_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ...protocol.messages import CellFailure
 
 
 class CellState:
@@ -48,7 +48,7 @@ class CellState:
         if isinstance(event, Replied):
             self.replies = self.replies | {rank: event}
             if event.content["status"] != "ok":
-                self.failures = self.failures | {rank: self._failure(rank, event)}
+                self.failures = self.failures | {rank: failure_of(event, self._hosts[rank])}
             if event.quiet or rank in self._silent:
                 self.running -= {rank}
         elif isinstance(event, OutputEnded):
@@ -57,39 +57,8 @@ class CellState:
             if rank in self.replies:
                 self.running -= {rank}
         elif isinstance(event, Died):
-            self.failures = self.failures | {rank: self._death(rank, event)}
+            self.failures = self.failures | {rank: death_of(event, self._hosts[rank])}
             self.running -= {rank}
-
-    def _failure(self, rank: int, event: Replied) -> CellFailure:
-        content = event.content
-        return CellFailure(
-            ranks=(rank,),
-            hosts=(self._hosts[rank],),
-            ename=content.get("ename", "Error"),
-            evalue=content.get("evalue", ""),
-            traceback=tuple(content.get("traceback", ())),
-            line=content.get("line"),
-            file=content.get("file", ""),
-            time_s=content.get("time_s", event.time_s),
-            details=tuple(content.get("details", ())),
-            raised_at=content.get("raised_at", ""),
-            of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
-        )
-
-    def _death(self, rank: int, event: Died) -> CellFailure:
-        traceback, file, line = death_lines(event.record.stderr_tail, event.record.crash)
-        return CellFailure(
-            ranks=(rank,),
-            hosts=(self._hosts[rank],),
-            ename=RANK_DIED,
-            evalue=event.record.cause
-            if event.record.host_silent_s
-            else f"process {event.record.pid} {event.record.cause}{_because(event.record.stderr_tail)}",
-            traceback=traceback,
-            line=line,
-            file=file,
-            time_s=event.time_s,
-        )
 
     @property
     def waited(self) -> dict[int, CellFailure]:
@@ -122,8 +91,3 @@ def _waited(failures: Mapping[int, CellFailure]) -> dict[int, CellFailure]:
     if all(failure.of_group for failure in failures.values()):
         return {}  # no rank failed on its own, so the group itself is the cause
     return {rank: failure for rank, failure in failures.items() if failure.of_group}
-
-
-def _because(stderr_tail: str) -> str:
-    line = root_line(stderr_tail)
-    return f": {line[:300]}" if line else ""

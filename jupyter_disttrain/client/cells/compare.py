@@ -72,16 +72,9 @@ def compare(
     digests: Mapping[int, Sequence[dict[str, Any]]],
     numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]],
 ) -> Comparison:
-    """Compare the digests of a variable across ranks.
+    """Compare the digests of a variable across ranks, as computed by ``rank.kernel.digests.digests``.
 
-    Parameters
-    ----------
-    name
-        Name of the variable.
-    digests
-        Results of ``rank.kernel.digests.digests``, by rank.
-    numbers_of
-        Fetches one part of the variable from ranks, as arrays by rank; None for a part that is not numeric.
+    ``numbers_of`` fetches one part of the variable from ranks, as arrays by rank; None for a part that is not numeric.
     """
     ranks = tuple(sorted(digests))
     by_path: dict[str, dict[int, tuple[str, str | None]]] = {}

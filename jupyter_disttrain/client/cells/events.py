@@ -1,15 +1,21 @@
-"""Define the events of a cell, for its state machine and its listeners.
+"""Define the events of a cell, for its state machine and its listeners, and read them from the ranks' messages.
+
+Covers: output, displays, comms, idle messages, deaths, errors of logs.
+Does not cover: reading replies to cells (``executor``), vitals and metrics (``features.telemetry.client``).
 
 Every event has the rank and the time, in seconds since the epoch, at which it happened or arrived.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...protocol.messages import LogTrouble, OutputElided, RankDeath
+
 if TYPE_CHECKING:
-    from ...protocol.messages import LogTrouble, OutputElided, RankDeath
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +94,33 @@ class Died(Event):
     """The rank's process ended."""
 
     record: RankDeath
+
+
+def event_from(rank: int, message: dict[str, Any]) -> Event | None:
+    """Return the event for a message that a rank has published on iopub; None for messages that no cell needs."""
+    content = message["content"]
+    event: Callable[..., Event]
+    fields: dict[str, Any]
+    match message["header"]["msg_type"]:
+        case "stream":
+            event, fields = Printed, {"stream": content["name"], "text": content["text"]}
+        case "display_data" | "execute_result" | "update_display_data" as kind:
+            display_id = content.get("transient", {}).get("display_id")
+            shown = {"data": content["data"], "metadata": content["metadata"]}
+            event, fields = Displayed, {"kind": kind, "display_id": display_id, **shown}
+        case "comm_open" | "comm_msg" | "comm_close" as msg_type:
+            sent = {"content": content, "metadata": message["metadata"]}
+            event, fields = CommSent, {"msg_type": msg_type, "buffers": list(map(bytes, message["buffers"])), **sent}
+        case "clear_output":
+            event, fields = Cleared, {"wait": content["wait"]}
+        case "status" if content["execution_state"] == "idle":
+            event, fields = OutputEnded, {}
+        case OutputElided.msg_type:
+            event, fields = Elided, {"record": OutputElided.from_content(content)}
+        case LogTrouble.msg_type:
+            event, fields = LogFailed, {"record": LogTrouble.from_content(content)}
+        case RankDeath.msg_type:
+            event, fields = Died, {"record": RankDeath.from_content(content)}
+        case _:
+            return None
+    return event(rank=rank, time_s=time.time(), **fields)

@@ -20,7 +20,7 @@ from ..startup.rank_table import check_idle
 from . import variables
 from .cell_run import CellRun, Listener, not_back
 from .events import Died, OutputEnded, Replied
-from .history import CellEntry, Origin
+from .history import CellEntry, MagicEntry, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,50 +39,42 @@ LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier ce
 class Cells:
     """The cells that run on the ranks of one launch."""
 
-    def __init__(self, launch: Launch, supervisor: Supervisor, cell_log: CellLog, count: int) -> None:
+    def __init__(
+        self, launch: Launch, supervisor: Supervisor, cell_log: CellLog, count: int, interrupt: Callable[..., None]
+    ) -> None:
         self._launch = launch
         self._supervisor = supervisor
+        self._interrupt = interrupt
         self.cell_log = cell_log
         self._lock = threading.RLock()
         self._cells: dict[str, tuple[CellRun, int]] = {}  # cell and rank by the message ID of the request
-        self._current: CellRun | None = None
         self._late: list[Event] = []
         self._ended: dict[str, Listener] = {}  # listeners of ended cells by message ID of the request, the latest last
         self.count = count  # number of cells sent so far
 
     def check_free(self, ranks: Sequence[int]) -> None:
-        """Refuse ranks that have died or still run a cell, which may never end.
-
-        Raises
-        ------
-        UsageError
-            If there are such ranks.
-        ClusterClosedError
-            If the cluster was shut down or can't be reached any more.
-        """
+        """Raise a UsageError for ranks that have died or still run a cell, which may never end."""
         with self._lock:
             self._launch.check_open()
             config = self._launch.config
             dead = [rank for rank in ranks if self._launch.table[rank].state == RankState.DEAD]
-            helps = self._launch.replacer.why_hosts_lost or remedy(config, dead)
+            helps = self._launch.replacer.spare_hosts.why_lost or remedy(config, dead)
             last_resort = "%dist_shutdown, which ends the job" if config.job else "%dist_reset"
             check_idle(self._launch.table, ranks, helps, last_resort)
-            for msg_id, (run, _) in self._cells.items():
-                if run.done and run.listener is not None:
-                    self._ended[msg_id] = run.listener
+            for msg_id, (run, _) in list(self._cells.items()):
+                if run.done and run.number < self.count:  # the wait for the last one may not have ended
+                    del self._cells[msg_id]
+                    if run.listener is not None:
+                        self._ended[msg_id] = run.listener
             for msg_id in list(self._ended)[: -LATE_CELLS * len(self._launch.table)]:
                 del self._ended[msg_id]
-            self._cells = {
-                msg_id: cell for msg_id, cell in self._cells.items() if not cell[0].done or cell[0] is self._current
-            }
 
     @property
     def running(self) -> list[CellRun]:
         """The cells that have not ended on all their ranks, in the order in which they were sent."""
-        runs = {run.number: run for run, _ in list(self._cells.values()) if not run.done}
-        return [runs[number] for number in sorted(runs)]
+        return list(dict.fromkeys(run for run, _ in list(self._cells.values()) if not run.done))
 
-    def interrupt_and_wait(self, ranks: Collection[int], interrupt: Callable[[Collection[int]], None]) -> list[str]:
+    def interrupt_and_wait(self, ranks: Collection[int]) -> list[str]:
         """Interrupt the cells of these ranks and wait until they end; return messages on the outcome.
 
         A SIGINT during the wait is one more interrupt for the ranks, as during the wait for a cell.
@@ -93,14 +85,14 @@ class Cells:
             return [f"{label_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'} no cell"]
         deadline = time.monotonic() + GIVE_UP_SECONDS
         with held_interrupts() as held:
-            interrupt(cells)
+            self._interrupt(cells)
             pressed = 1
             while not self._supervisor.wait_until_idle(cells, SPACE_SECONDS) and time.monotonic() < deadline:
                 held.mark_checked()
                 if held.waiting and pressed < PATIENT_INTERRUPTS:
                     held.obeyed += 1
                     pressed += 1
-                    interrupt(cells)
+                    self._interrupt(cells)
             held.obeyed = held.pressed
         states = {entry.info.rank: entry.state for entry in entries}
         lines = []
@@ -119,7 +111,6 @@ class Cells:
         self,
         code: str,
         ranks: tuple[int, ...],
-        interrupt: Callable[..., None],
         *,
         values: bool,
         listener: Listener | None,
@@ -129,12 +120,10 @@ class Cells:
         with self._lock:
             self.check_free(ranks)
             self.count += 1
-            run = self._open(self.count, ranks, interrupt, listener)
-            rest = [] if self._current is None else self._current.take_rest()
-            for event in (*rest, *self._late):
+            run = self._open(self.count, ranks, listener)
+            for event in self._late:
                 run.put(event)
             self._late.clear()
-            self._current = run
             options = {
                 "cell": self.count,
                 "value": values,
@@ -161,11 +150,13 @@ class Cells:
                     code=code,
                     ranks=ranks,
                 )
-                self._launch.journal.add_cell(entry)
+                self._launch.journal.add(entry)
             elif origin.magic:
-                self._launch.journal.add_magic(origin.magic)
+                self._launch.journal.add(MagicEntry(magic=origin.magic))
             for rank, message in messages.items():
-                self._send_to_rank(run, rank, message, options["execution_count"])
+                entry_of_rank = self._launch.table[rank]
+                on_reply = self._begin(run, entry_of_rank, message["header"]["msg_id"], options["execution_count"])
+                link.post(entry_of_rank.engine, message, on_reply=on_reply)
         return run
 
     def _log_cell(self, run: CellRun, execution_count: int, messages: Mapping[int, Message]) -> None:
@@ -185,49 +176,38 @@ class Cells:
         except OSError as error:
             self._supervisor.note(f"%dist_attach could not resume this cell: {error}")
 
-    def _open(
-        self, number: int, ranks: tuple[int, ...], interrupt: Callable[..., None], listener: Listener | None
-    ) -> CellRun:
+    def _open(self, number: int, ranks: tuple[int, ...], listener: Listener | None) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
 
-        def interrupt_cell(among: Collection[int], *, forced: bool) -> None:
+        def interrupt(among: Collection[int], *, forced: bool) -> None:
             """Interrupt those of the ranks that run this cell: one that has ended it may run the next."""
-            requests = {rank: self._launch.table[rank].request for rank in among}
-            own = [rank for rank, request in requests.items() if self._cells.get(request) == (run, rank)]
+            own = [rank for rank in among if self._cells.get(self._launch.table[rank].request) == (run, rank)]
             if own:
-                interrupt(own, forced=forced)
+                self._interrupt(own, forced=forced)
 
         stuck_remedy = self._launch.stuck_remedy
-        run = CellRun(number, ranks, hosts, interrupt_cell, self._supervisor, listener, stuck_remedy, self._on_done)
+        run = CellRun(number, ranks, hosts, interrupt, self._supervisor, listener, stuck_remedy, self._on_done)
         return run
 
-    def adopt(self, cell: Message, interrupt: Callable[..., None]) -> CellRun:
+    def adopt(self, cell: Message) -> CellRun:
         """Take over a cell that an earlier notebook sent, from that notebook's cell log."""
         requests = {int(rank): msg_id for rank, msg_id in cell["requests"].items()}
         with self._lock:
-            run = self._open(cell["number"], tuple(sorted(requests)), interrupt, None)
+            run = self._open(cell["number"], tuple(sorted(requests)), None)
             run.started_s = cell["started_s"]
             self.count = max(self.count, run.number)
-            self._current = run
+            self._launch.steps.sent(requests)
             for rank, msg_id in requests.items():
-                entry = self._launch.table[rank]
-                entry.state, entry.cell, entry.request = RankState.RUNNING, cell["execution_count"], msg_id
-                self._cells[msg_id] = (run, rank)
-                self._launch.steps.sent([rank])
-                self._supervisor.on_sent(rank, run.number)
-                self._launch.open_link.expect(msg_id, self._taker(run, entry))
+                on_reply = self._begin(run, self._launch.table[rank], msg_id, cell["execution_count"])
+                self._launch.open_link.expect(msg_id, on_reply)
         return run
 
-    def _send_to_rank(self, run: CellRun, rank: int, message: Message, execution_count: int) -> None:
-        entry = self._launch.table[rank]
-        entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, message["header"]["msg_id"]
-        self._cells[entry.request] = (run, rank)
-        self._supervisor.on_sent(rank, run.number)
-        self._launch.open_link.post(entry.engine, message, on_reply=self._taker(run, entry))
-
-    def _taker(self, run: CellRun, entry: RankEntry) -> Callable[[Message], None]:
-        """Return the handler of a rank's reply."""
+    def _begin(self, run: CellRun, entry: RankEntry, request: str, execution_count: int) -> Callable[[Message], None]:
+        """Record that a rank runs a cell; return the handler of its reply."""
         rank = entry.info.rank
+        entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, request
+        self._cells[request] = (run, rank)
+        self._supervisor.on_sent(rank, run.number)
 
         def on_reply(message: Message) -> None:
             options = message["metadata"].get(OPTIONS, {})
@@ -258,14 +238,11 @@ class Cells:
                 return  # no thread waits for its cell any more
             listener = self._ended.get(message["parent_header"].get("msg_id", "")) if run is None else run.listener
             following = event if listener is None else listener.on_late(event)
-            if following is not None:
-                self._keep_late(following)
-
-    def _keep_late(self, event: Event) -> None:
-        """Pass output of a cell whose output area was removed to the running cell, or keep it for the next."""
-        with self._lock:
-            if (self._current is None or not self._current.put(event)) and len(self._late) < LATE_LIMIT:
-                self._late.append(event)
+            if following is None:
+                return
+            running = self.running  # it is shown there, or in the next cell, if its own output area was removed
+            if not (running and running[-1].put(following)) and len(self._late) < LATE_LIMIT:
+                self._late.append(following)
 
     def _on_death(self, entry: RankEntry, event: Died) -> None:
         with self._lock:  # a cell that is being sent must get the event too
@@ -282,7 +259,7 @@ class Cells:
     def _on_done(self, run: CellRun) -> None:
         """Record that a cell has ended on every rank, and remove it from the cell log."""
         self._note_return(run)
-        self._launch.journal.ended(run.number, run.errors)
+        self._launch.journal.ended(run.number, {failure.ename for failure in run.state.failures.values()})
         self._try_cell_log(lambda: self.cell_log.remove(run.number))
 
     def _note_return(self, run: CellRun) -> None:

@@ -75,31 +75,18 @@ class Journal:
 
     def __init__(self, *, began_late: bool) -> None:
         self.began_late = began_late  # whether this process attached to the ranks, which ran earlier cells
-        self._lock = threading.Lock()  # for the notebook's thread and the link's
+        self._lock = threading.Lock()  # for the notebook's threads and the link's
         self._entries: list[Entry] = []
         self._endings: dict[int, str] = {}  # names of a cell's errors, by its number
         self._kept_bytes = 0
 
-    def add_cell(self, entry: CellEntry) -> None:
-        """Record a cell."""
+    def add(self, entry: Entry) -> None:
+        """Record a change."""
         with self._lock:
             self._entries.append(entry)
 
-    def add_magic(self, magic: str) -> None:
-        """Record a magic that changed the ranks' variables."""
-        with self._lock:
-            self._entries.append(MagicEntry(magic=magic))
-
     def ended(self, number: int, errors: Iterable[str]) -> None:
-        """Record the end of a cell.
-
-        Parameters
-        ----------
-        number
-            The cluster's number of the cell.
-        errors
-            Names of its errors; none if it succeeded.
-        """
+        """Record the end of a cell, with the names of its errors."""
         names = set(errors)
         with self._lock:
             # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
@@ -108,23 +95,17 @@ class Journal:
     def pushed(self, names: Iterable[str], ranks: Sequence[int], pickled: bytes, buffers: Sequence[Any]) -> None:
         """Record pushed variables, with their values as they were sent if these are small."""
         size = len(pickled) + sum(memoryview(buffer).nbytes for buffer in buffers)
-        with self._lock:
-            keeps = size <= MOST_BYTES and self._kept_bytes + size <= MOST_BYTES_EVER
-            self._kept_bytes += size if keeps else 0
-            self._entries.append(
-                Pushed(
-                    names=tuple(names),
-                    ranks=tuple(ranks),
-                    pickled=pickled if keeps else None,
-                    buffers=tuple(bytes(memoryview(buffer)) for buffer in buffers) if keeps else (),
-                    size_bytes=size,
-                )
+        keeps = size <= MOST_BYTES and self._kept_bytes + size <= MOST_BYTES_EVER
+        self._kept_bytes += size if keeps else 0
+        self.add(
+            Pushed(
+                names=tuple(names),
+                ranks=tuple(ranks),
+                pickled=pickled if keeps else None,
+                buffers=tuple(bytes(memoryview(buffer)) for buffer in buffers) if keeps else (),
+                size_bytes=size,
             )
-
-    def copied(self, names: Iterable[str], source: int, ranks: Sequence[int]) -> None:
-        """Record variables that were copied from one rank to others."""
-        with self._lock:
-            self._entries.append(Copied(names=tuple(names), source=source, ranks=tuple(ranks)))
+        )
 
     def entries(self) -> tuple[list[Entry], dict[int, str]]:
         """Return the entries, in order, and the error names of ended cells by number; empty text for no error."""

@@ -8,7 +8,7 @@ Does not cover: pickling (``protocol.serialization``), shared memory (``protocol
 from __future__ import annotations
 
 import keyword
-import threading
+from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ...protocol.serialization import dump_values, load_from
 from ...protocol.shared_memory import drop, fetch, lend
 from ...protocol.states import RankState
 from .compare import compare
+from .history import Copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,23 +56,28 @@ def _send(launch: Launch, ranks: Sequence[int], pickled: Any, buffers: Sequence[
 
 def pull(launch: Launch, ranks: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Return variables of ranks: by rank, then by name."""
-    values: dict[int, dict[str, Any]] = {}
+    replies = ask(launch, ranks, Pull(names=list(names)))
+    contents = {rank: reply["content"] for rank, reply in replies.items()}
+    found = [rank for rank, content in contents.items() if content["status"] == "ok"]
+    values = {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in found}
+    _check_found(contents, "set it in a %%distributed cell first")
+    return values
+
+
+def _check_found(contents: Mapping[int, Mapping[str, Any]], advice: str) -> None:
+    """Raise an error if ranks lack variables, listed as ``names``, or can't send them, for the listed ``reasons``."""
     missing: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
-    for rank, reply in ask(launch, ranks, Pull(names=list(names))).items():
-        content = reply["content"]
-        if content["status"] == "ok":
-            values[rank] = load_from(rank, _taken(launch, rank, reply))
+    for rank, content in contents.items():
         for name in content.get("names", ()):
             missing.setdefault(name, []).append(rank)
         for reason in content.get("reasons", ()):
             refused.setdefault(reason, []).append(rank)
     if missing:
-        listed = "; ".join(f"{label_ranks(who)} {_have(who)} no {name!r}" for name, who in missing.items())
-        raise UsageError(f"{listed}; set it in a %%distributed cell first")
+        have = {name: f"{label_ranks(who)} {'has' if len(who) == 1 else 'have'}" for name, who in missing.items()}
+        raise UsageError(f"{'; '.join(f'{who} no {name!r}' for name, who in have.items())}; {advice}")
     if refused:
         raise UnserializableValueError("; ".join(f"{label_ranks(who)}: {reason}" for reason, who in refused.items()))
-    return values
 
 
 def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]) -> None:
@@ -80,15 +86,10 @@ def copy(launch: Launch, source: int, ranks: Sequence[int], names: Sequence[str]
     if not others:
         raise UsageError(f"rank {source} has its own variables already; name other ranks with --to")
     reply = ask(launch, [source], Pull(names=list(names), whole=True))[source]
-    content = reply["content"]
-    if content["status"] == "missing":
-        listed = ", ".join(map(repr, content["names"]))
-        raise UsageError(f"rank {source} has no {listed}; set it there in a %%rank {source} cell first")
-    if content["status"] == "unserializable":
-        raise UnserializableValueError(f"rank {source}: {'; '.join(content['reasons'])}")
+    _check_found({source: reply["content"]}, f"set it there in a %%rank {source} cell first")
     pickled, *buffers = _taken(launch, source, reply)
     _send(launch, others, pickled, buffers)
-    launch.journal.copied(names, source, others)
+    launch.journal.add(Copied(names=tuple(names), source=source, ranks=tuple(others)))
 
 
 def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
@@ -96,20 +97,14 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     if len(ranks) < 2:  # noqa: PLR2004
         raise UsageError(f"{label_ranks(ranks)} can't be compared with itself; name at least two ranks with -r")
     contents = {rank: reply["content"] for rank, reply in ask(launch, ranks, Digest(name=name)).items()}
-    missing = [rank for rank, content in contents.items() if content["status"] == "missing"]
-    if missing:
-        listed = f"{label_ranks(missing)} {_have(missing)} no {name!r}"
-        raise UsageError(f"{listed}; set it in a %%distributed cell first, or leave ranks out with -r")
+    missing = {rank: {"names": [name]} for rank, content in contents.items() if content["status"] == "missing"}
+    _check_found(missing, "set it in a %%distributed cell first, or leave ranks out with -r")
 
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
         replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
     return compare(name, {rank: content["parts"] for rank, content in contents.items()}, numbers_of)
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
 
 
 def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
@@ -137,13 +132,12 @@ def with_value(folder: str | None, content: Message, buffers: Sequence[Any]) -> 
     try:
         return content, from_shared_memory(folder, content.get("value", {}).get("shelf"), buffers)
     except ValueError as error:
-        return content | {"value": {"kind": "unserializable", "reason": str(error)}}, []
+        reason = str(error)
     except FileNotFoundError:
         reason = "it was sent to the notebook that ran the cell"  # the reply was repeated after that
-        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
     except OSError as error:
         reason = f"the notebook can't map its shared memory ({error.strerror})"
-        return content | {"value": {"kind": "unserializable", "reason": reason}}, []
+    return content | {"value": {"kind": "unserializable", "reason": reason}}, []
 
 
 def ask(launch: Launch, ranks: Sequence[int], request: RankRequest, buffers: Sequence[Any] = ()) -> dict[int, Message]:
@@ -171,9 +165,7 @@ def _discard(launch: Launch, future: Future[Message]) -> None:
 
 
 def _wait_for(future: Future[Message], entry: RankEntry) -> Message:
-    done = threading.Event()
-    future.add_done_callback(lambda _: done.set())
-    while not done.wait(0.2):
+    while not wait([future], 0.2).done:
         if entry.state == RankState.DEAD:
             who = f"rank {entry.info.rank} ({entry.info.host})"
             raise UsageError(

@@ -17,13 +17,12 @@ would receive a message that a failed cell has sent or awaits, so after a failur
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.ranks import label_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DEFAULT_GROUPS = ("0", "horovod")  # groups of all ranks; a subgroup's name lists its ranks, as in "1 of ranks 0-1"
 
@@ -34,9 +33,6 @@ class Steps:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # shared by the link's thread, which takes replies, and threads that send cells
         self._totals: dict[int, dict[tuple[str, str], int]] = {}  # for ranks that run no cell, by generation and group
-        # Number of ranks with each total, by generation and group.
-        self._counts: dict[tuple[str, str], Counter[int]] = {}
-        self._uneven: set[tuple[str, str]] = set()  # the groups whose totals differ
         self._running: set[int] = set()
         self._unjudged: set[int] = set()  # ranks that ran a cell when another rank's cell failed
         self._noted: list[str] = []
@@ -80,7 +76,8 @@ class Steps:
                 self._unjudged |= self._running
             under_way = dict(self._count_under_way(rank))
             if judged:
-                return bool(self._uneven) or any(self._under_way.get(pair, 0) != under_way[pair] for pair in under_way)
+                before = self._under_way
+                return bool(self._uneven()) or any(before.get(pair, 0) != under_way[pair] for pair in under_way)
             self._under_way |= under_way
             return False
 
@@ -96,31 +93,20 @@ class Steps:
     def notes(self) -> list[str]:
         """Return which ranks are ahead, one sentence per group, without sentences that the last call found as well."""
         with self._lock:
-            notes = [self._note(group) for group in sorted(self._uneven)]
+            notes = [_note(group, by_total) for (_, group), by_total in sorted(self._uneven().items())]
             new = [note for note in notes if note not in self._noted]
             self._noted = notes
             return new
 
-    def _note(self, group: tuple[str, str]) -> str:
-        by_total: dict[int, list[int]] = {}
-        for rank, totals in sorted(self._totals.items()):
-            if group in totals:
-                by_total.setdefault(totals[group], []).append(rank)
-        least = min(by_total)
-        ahead = [
-            f"{label_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} "
-            f"{total - least} {'collective' if total == least + 1 else 'collectives'} ahead"
-            for total, ranks in sorted(by_total.items(), reverse=True)
-            if total > least
-        ]
-        where = "" if group[1] in DEFAULT_GROUPS else f" in group {group[1]}"
-        return (
-            f"out of step{where}: {', '.join(ahead)} of {label_ranks(by_total[least])}, so the next one that all ranks "
-            "call will hang, unless the others call it first (if it hangs, interrupt it: all are in step again "
-            "afterwards)"
-        )
-
     # Totals
+
+    def _uneven(self) -> dict[tuple[str, str], dict[int, list[int]]]:
+        """Return the groups whose members have different totals, with the ranks of each total."""
+        found: dict[tuple[str, str], dict[int, list[int]]] = {}
+        for rank, totals in sorted(self._totals.items()):
+            for group, total in totals.items():
+                found.setdefault(group, {}).setdefault(total, []).append(rank)
+        return {group: by_total for group, by_total in found.items() if len(by_total) > 1}
 
     def _count_under_way(self, rank: int) -> Iterator[tuple[str, int]]:
         """Yield the number of messages to and from a rank that were sent and not received; both ranks run no cell."""
@@ -139,25 +125,27 @@ class Steps:
             for pair in messages:
                 for each in _ranks_of(pair):
                     self._pairs.setdefault(each, set()).add(pair)
-        totals: Mapping[str, int] = report.get("collectives", {})
-        own = self._totals[rank] = {(generation, name): total for name, total in totals.items()}
-        for group, total in own.items():
-            counts = self._counts.setdefault(group, Counter())
-            counts[total] += 1
-            if len(counts) > 1:
-                self._uneven.add(group)
+        self._totals[rank] = {(generation, name): total for name, total in report.get("collectives", {}).items()}
 
     def _remove(self, rank: int) -> None:
         self._messages.pop(rank, None)
-        for group, total in self._totals.pop(rank, {}).items():
-            counts = self._counts[group]
-            counts[total] -= 1
-            if not counts[total]:
-                del counts[total]
-            if not counts:
-                del self._counts[group]
-            if len(counts) <= 1:
-                self._uneven.discard(group)
+        self._totals.pop(rank, None)
+
+
+def _note(group: str, by_total: Mapping[int, Sequence[int]]) -> str:
+    least = min(by_total)
+    ahead = [
+        f"{label_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} "
+        f"{total - least} {'collective' if total == least + 1 else 'collectives'} ahead"
+        for total, ranks in sorted(by_total.items(), reverse=True)
+        if total > least
+    ]
+    where = "" if group in DEFAULT_GROUPS else f" in group {group}"
+    return (
+        f"out of step{where}: {', '.join(ahead)} of {label_ranks(by_total[least])}, so the next one that all ranks "
+        "call will hang, unless the others call it first (if it hangs, interrupt it: all are in step again "
+        "afterwards)"
+    )
 
 
 def _ranks_of(pair: str) -> tuple[int, int]:

@@ -40,18 +40,10 @@ class HangReport:
     outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
     still_since: float = 0.0  # time since which replies show the same place of the same call
 
-    def asked_again(self, now: float) -> HangReport:
-        """Return a copy with a new request pending."""
-        return replace(self, asked_at=now)
-
     def answered(self, now: float, reply: dict[str, Any] | None) -> HangReport:
         """Return a copy with this reply; None if the rank failed to report its state."""
         same = self.reply is not None and reply is not None and _place(self.reply) == _place(reply)
         return replace(self, answered_at=now, reply=reply, outside="", still_since=self.still_since if same else now)
-
-    def seen_from_outside(self, stack: str) -> HangReport:
-        """Return a copy with the stack that the nanny obtained."""
-        return replace(self, outside=stack)
 
     @property
     def silent_s(self) -> float:
@@ -103,14 +95,8 @@ def explain(
 ) -> list[str]:
     """Return lines on where ranks wait and which are missing; ranks in the same state share a line.
 
-    Parameters
-    ----------
-    reports
-        State of the ranks that run the cell.
-    idle
-        Ranks that run no cell.
-    ended
-        Those of ``idle`` that have ended the cell which the others run, with its error; empty text for none.
+    The ranks of ``reports`` run a cell, those of ``idle`` run none. ``ended`` has those of ``idle`` that have ended the
+    cell which the others run, with its error; empty text for none.
     """
     groups: dict[str, list[int]] = {}
     for rank, report in sorted(reports.items()):
@@ -125,14 +111,9 @@ def explain(
 
 
 def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[str]:
-    """Return the same lines from the ranks' vitals alone, for observers of a cluster that no notebook holds.
+    """Return the same lines from the ranks' vitals alone, once a rank has waited ``after_s`` seconds.
 
-    Parameters
-    ----------
-    figures
-        The latest vitals of each rank.
-    after_s
-        Return no lines until a rank has waited this long, in seconds.
+    For observers of a cluster that no notebook holds.
     """
     waits = [vitals.waits_s for vitals in figures.values() if vitals.state == RankActivity.IN_COLLECTIVE]
     if not waits or max(waits) < after_s:

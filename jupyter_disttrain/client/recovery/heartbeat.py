@@ -74,17 +74,16 @@ class HostHeartbeat:
 
         Processes left on a host that was only cut off or stopped are asked to end, and receive that once it is back.
         """
+        for name in self.lost_hosts:
+            self._end_left(link, name)
+
+    def _end_left(self, link: Link, name: str) -> None:
+        """Consider a host lost no more, and end what is left on it: its ranks have been replaced, or will be."""
         with self._lock:
-            nannies = [nanny for of_host in self._lost_nannies.values() for nanny in of_host]
-            for name in self._lost_nannies:
-                self._watch.forget(name)
-            self._lost_nannies.clear()
+            nannies = self._lost_nannies.pop(name, [])
+            self._watch.forget(name)
         for nanny in nannies:
             link.request(nanny, End())
-
-    def is_lost(self, host: str) -> bool:
-        """Whether a host counts as lost."""
-        return host in self._lost_nannies
 
     def turn(self, link: Link, table: Sequence[RankEntry]) -> None:
         """Send pings, and report what follows from the replies so far."""
@@ -140,7 +139,8 @@ class HostHeartbeat:
         with self._lock:
             host, silent_s = self._watch.on_answer(probe, now)
         if host is not None and host.is_lost:
-            self._end_returned(link, host.name)
+            self._end_left(link, host.name)
+            self._note(f"{host.name} replies again; the processes of this cluster that still ran there were ended")
             return
         if host is not None and silent_s >= HOST_WATCH_SILENT_SECONDS:
             self._note(f"{host.name} did not reply for {silent_s:.1f} s and replies again; no rank was lost")
@@ -156,15 +156,6 @@ class HostHeartbeat:
                 del self._gone_since[entry.engine]
                 self._on_death(_death(entry, signal_number=signal.SIGKILL))
 
-    def _end_returned(self, link: Link, name: str) -> None:
-        """End the ranks of a host that recovered too late: they have been replaced."""
-        with self._lock:
-            nannies = self._lost_nannies.pop(name, [])
-            self._watch.forget(name)
-        for nanny in nannies:
-            link.request(nanny, End())
-        self._note(f"{name} replies again; the processes of this cluster that still ran there were ended")
-
 
 def _host(entry: RankEntry) -> str:
     return entry.launch_host or entry.info.host
@@ -175,11 +166,5 @@ def _is_over(entry: RankEntry) -> bool:
     return entry.has_ended or entry.state == RankState.DEAD
 
 
-def _death(entry: RankEntry, *, signal_number: int | None = None, host_silent_s: float = 0.0) -> RankDeath:
-    return RankDeath(
-        engine=entry.engine,
-        pid=entry.info.pid,
-        host=entry.info.host,
-        signal_number=signal_number,
-        host_silent_s=host_silent_s,
-    )
+def _death(entry: RankEntry, **how: Any) -> RankDeath:
+    return RankDeath(engine=entry.engine, pid=entry.info.pid, host=entry.info.host, **how)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import signal
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...protocol.messages import RankDeath, RankVitals
     from ..startup.rank_table import RankEntry
@@ -22,25 +23,27 @@ if TYPE_CHECKING:
 _SHORTAGE = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
 )
-
-
 _SHORTAGE_OF_GPU = re.compile(r"(CUDA|HIP).*out of memory|NVML_SUCCESS == r INTERNAL ASSERT", re.IGNORECASE)
 
 
-def is_shortage(content: Mapping[str, Any]) -> bool:
-    """Whether a failed cell's reply shows a shortage of host memory."""
-    if is_shortage_of_gpu(content):
-        return False
-    return content.get("ename") == "MemoryError" or bool(_SHORTAGE.search(content.get("evalue", "")))
+def after_failure(
+    content: Mapping[str, Any], table: Sequence[RankEntry], vitals: Callable[[], Mapping[int, RankVitals]]
+) -> str:
+    """Return a text with the memory in use, if a failed cell's reply shows a shortage of a GPU's or the host's."""
+    name, text = content.get("ename"), content.get("evalue", "")
+    if name == "OutOfMemoryError" or _SHORTAGE_OF_GPU.search(text):
+        return _held_on_gpus(vitals())
+    return _held(table) if name == "MemoryError" or _SHORTAGE.search(text) else ""
 
 
-def is_shortage_of_gpu(content: Mapping[str, Any]) -> bool:
-    """Whether a failed cell's reply shows a shortage of GPU memory."""
-    return content.get("ename") == "OutOfMemoryError" or bool(_SHORTAGE_OF_GPU.search(content.get("evalue", "")))
+def after_death(death: RankDeath, table: Sequence[RankEntry]) -> str:
+    """Return a text with the memory in use, if the kernel's out-of-memory killer most likely ended the process."""
+    if death.signal_number != signal.SIGKILL or not death.out_of_memory_kills or death.expected:
+        return ""
+    return _held(table, {death.engine: death.peak_bytes})
 
 
-def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
-    """Return a text with the GPU memory in use for each rank."""
+def _held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
     parts = []
     for rank, usage in vitals.items():
         gpu = usage.gpu or {}
@@ -52,39 +55,26 @@ def held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
     return f"GPU memory in use: {', '.join(parts)}" if parts else ""
 
 
-def may_be_shortage(death: RankDeath) -> bool:
-    """Whether the kernel's out-of-memory killer most likely ended a process."""
-    return death.signal_number == signal.SIGKILL and death.out_of_memory_kills > 0 and not death.expected
-
-
-def held(table: Sequence[RankEntry], peaks: Mapping[int, int] | None = None) -> str:
-    """Return a text with the memory of each rank of this host, children included, and the free memory.
-
-    Parameters
-    ----------
-    peaks
-        Peak memory of ranks that have died, in bytes.
-    """
+def _held(table: Sequence[RankEntry], peaks: Mapping[str, int] | None = None) -> str:
+    """Return a text with the memory of each rank of this host, or its peak by engine, and the host's free memory."""
     host = socket.gethostname()
     parts = []
     for entry in table:
-        rank = entry.info.rank
         if entry.info.host == host:
-            peak = (peaks or {}).get(rank)
-            size = _size(_resident(entry.info.pid)) if peak is None else f"{_size(peak)} at most"
-            parts.append(f"rank {rank} {size}")
+            peak = (peaks or {}).get(entry.engine)
+            size = f"{_size(peak)} at most" if peak else _size(_resident(entry.info.pid))
+            parts.append(f"rank {entry.info.rank} {size}")
     memory = psutil.virtual_memory()
     return f"memory held: {', '.join(parts)}; {host} has {_size(memory.total)}, {_size(memory.available)} of it free"
 
 
 def _resident(pid: int) -> int:
+    """Return the memory of a process and its children."""
     total = 0
-    try:
+    with suppress(psutil.Error):  # it has just ended, or belongs to another user
         process = psutil.Process(pid)
         for each in (process, *process.children(recursive=True)):
             total += each.memory_info().rss
-    except psutil.Error:
-        return total  # it has just ended, or belongs to another user
     return total
 
 

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 class Respawn:
     """One attempt of all living ranks to start a process.
 
-    Parameters
-    ----------
-    may_hang
-        A nanny was killed. mpiexec started the nannies: it drops the connection of the nanny's rank, and may not read
-        from the next process that gets the same file descriptor.
+    It ``may_hang`` after a nanny was killed. mpiexec started the nannies: it drops the connection of the nanny's rank,
+    and may not read from the next process that gets the same file descriptor.
     """
 
     def __init__(

@@ -43,26 +43,10 @@ class RankReplacer:
         self._state = state
         self._registration = registration
         self._assignment = assignment
-        self._heartbeat = heartbeat
-        self._spare_hosts = SpareHosts(state.config, heartbeat)
+        self.spare_hosts = SpareHosts(state.config, state.table, heartbeat)
         self._knows_mpiexec_end = bool(state.mpi_lost)  # an earlier notebook may have reported it
         # Start one process at a time: a process does not know its rank until the client sends it.
         self.one_at_a_time = threading.Lock()
-
-    @property
-    def why_hosts_lost(self) -> str:
-        """Which hosts are lost without a spare in their place, and the remedy; empty if there is none."""
-        return self._spare_hosts.why_lost(self._state.table)
-
-    @property
-    def ranks_of_lost_hosts(self) -> list[int]:
-        """The dead ranks that have no host to start on."""
-        return self._spare_hosts.lost_ranks(self._state.table)
-
-    def try_lost_hosts(self) -> None:
-        """Consider no host lost any more: the user states that they may be back."""
-        self._heartbeat.forget_lost(self._state.open_link)
-        self._spare_hosts.forget_failed()
 
     def replace(self, rank: int) -> None:
         """Start a new process for a rank that died and send it its identity; it joins no group yet.
@@ -91,7 +75,7 @@ class RankReplacer:
         state = self._state
         old = state.table[rank]
         while True:
-            host = "" if state.config.job else self._spare_hosts.host_for(old.launch_host, state.table)
+            host = "" if state.config.job else self.spare_hosts.host_for(old.launch_host)
             try:
                 hello, nanny = self._start_one(rank, host)
                 info = replace(old.info, host=hello.host, pid=hello.pid)
@@ -101,7 +85,7 @@ class RankReplacer:
             except LaunchError as error:
                 if state.config.job or host == old.launch_host:
                     raise
-                self._spare_hosts.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
+                self.spare_hosts.give_up(old.launch_host, host)  # the spare may be down, or have fewer GPUs
                 state.on_note(f"{host} can't replace {old.launch_host}: {' '.join(str(error).split())}")
             else:
                 for text in entry.troubles:

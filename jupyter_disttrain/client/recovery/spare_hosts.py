@@ -6,6 +6,7 @@ Does not cover: detecting that a host is lost (``heartbeat``), starting processe
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...errors import HostLostError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from ...config.cluster import ClusterConfig
     from ..startup.rank_table import RankEntry
+    from ..transport.link import Link
     from .heartbeat import HostHeartbeat
 
 GO_ON = "the other ranks can be used with -r"
@@ -25,13 +27,14 @@ GO_ON = "the other ranks can be used with -r"
 class SpareHosts:
     """Lost hosts and the spares in their place."""
 
-    def __init__(self, config: ClusterConfig, heartbeat: HostHeartbeat) -> None:
+    def __init__(self, config: ClusterConfig, table: Sequence[RankEntry], heartbeat: HostHeartbeat) -> None:
         self._config = config
+        self._table = table
         self._heartbeat = heartbeat
         self._moved: dict[str, str] = {}
         self._failed: set[str] = set()  # spares on which no process could be started
 
-    def host_for(self, host: str, table: Sequence[RankEntry]) -> str:
+    def host_for(self, host: str) -> str:
         """Return the host on which the ranks of a host start again; empty for the notebook's own.
 
         Raises
@@ -39,14 +42,14 @@ class SpareHosts:
         HostLostError
             If the host is lost and there is no spare, or if an MPI job over hosts was lost with it.
         """
-        if self._config.launcher == "mpi" and self._heartbeat.lost_hosts:
-            raise HostLostError(self.why_lost(table))
-        if not self._heartbeat.is_lost(host):
+        lost = self._heartbeat.lost_hosts
+        survives = self._config.launcher != "mpi" or not lost
+        if survives and host not in lost:
             return host
-        used = {entry.launch_host for entry in table} | set(self._moved.values()) | self._failed
+        used = {entry.launch_host for entry in self._table} | set(self._moved.values()) | self._failed
         spare = self._moved.get(host) or next((spare for spare in self._config.spares if spare not in used), None)
-        if spare is None:
-            raise HostLostError(self.why_lost(table))
+        if spare is None or not survives:
+            raise HostLostError(self.why_lost)
         self._moved[host] = spare
         return spare
 
@@ -55,32 +58,38 @@ class SpareHosts:
         self._failed.add(spare)
         self._moved.pop(host, None)
 
-    def forget_failed(self) -> None:
-        """Consider every spare usable again: the user states that hosts may be back."""
+    def try_all_again(self, link: Link) -> None:
+        """Consider every host usable again: the user states that hosts may be back."""
+        self._heartbeat.forget_lost(link)
         self._failed.clear()
 
     @property
     def _lost(self) -> list[str]:
         return [host for host in self._heartbeat.lost_hosts if host not in self._moved]
 
-    def lost_ranks(self, table: Sequence[RankEntry]) -> list[int]:
-        """Return the dead ranks of lost hosts without a spare; if an MPI job lost a host, all dead ranks."""
+    @property
+    def lost_ranks(self) -> list[int]:
+        """The dead ranks of lost hosts without a spare; if an MPI job lost a host, all dead ranks."""
         lost = self._lost
         of_all = self._config.launcher == "mpi" and bool(lost)
-        return [
-            entry.info.rank
-            for entry in table
-            if entry.state == RankState.DEAD and (of_all or entry.launch_host in lost)
-        ]
+        dead = [entry for entry in self._table if entry.state == RankState.DEAD]
+        return [entry.info.rank for entry in dead if of_all or entry.launch_host in lost]
 
-    def why_lost(self, table: Sequence[RankEntry]) -> str:
-        """Return which hosts are lost without a spare, and the user's options; empty if there are none."""
+    @property
+    def why_lost(self) -> str:
+        """Which hosts are lost without a spare, and the user's options; empty if there are none."""
         lost = self._lost
         if not lost or self._config.job:
             return ""
         if self._config.launcher == "mpi":
-            return _lost_with_mpi(lost, table)
-        ranks = format_ranks(entry.info.rank for entry in table if entry.launch_host in lost)
+            counts = Counter(entry.launch_host for entry in self._table if entry.launch_host not in lost)
+            left = ",".join(f"{name}:{count}" for name, count in counts.items())
+            return (
+                f"an MPI job does not survive the loss of a host ({', '.join(lost)}); run %dist_shutdown, then "
+                f"%dist_init {f'--hosts {left}' if left else 'on other hosts'}, or use --launcher ssh --spare HOST, "
+                "which survives it"
+            )
+        ranks = format_ranks(entry.info.rank for entry in self._table if entry.launch_host in lost)
         are, they, their = ("is", "it is", "its") if len(lost) == 1 else ("are", "they are", "their")
         other = (
             "no spare is left" if self._config.spares else "--spare HOST at the start reserves a host for such ranks"
@@ -91,16 +100,3 @@ class SpareHosts:
             f"{', '.join(lost)} {are} lost; once {they} reachable again, %dist_reset -r {ranks} starts {their} ranks "
             f"there; {other}"
         )
-
-
-def _lost_with_mpi(lost: Sequence[str], table: Sequence[RankEntry]) -> str:
-    counts: dict[str, int] = {}
-    for entry in table:
-        if entry.launch_host not in lost:
-            counts[entry.launch_host] = counts.get(entry.launch_host, 0) + 1
-    left = ",".join(f"{name}:{count}" for name, count in counts.items())
-    without = f"--hosts {left}" if left else "on other hosts"
-    return (
-        f"an MPI job does not survive the loss of a host ({', '.join(lost)}); run %dist_shutdown, then %dist_init "
-        f"{without}, or use --launcher ssh --spare HOST, which survives it"
-    )

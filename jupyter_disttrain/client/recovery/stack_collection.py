@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.requests import Stack, Where
@@ -17,12 +18,11 @@ from .hang_detection import HangReport, explain, mismatches, waited_for
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
     from ..startup.launch import Launch
     from ..transport.link import Message
-    from .notes import Notes
     from .state_machine import Recovery
 
 
@@ -32,23 +32,16 @@ log = logging.getLogger(__name__)
 class StackCollector:
     """Requests what the ranks of one cluster are doing, and keeps their latest reports.
 
-    Parameters
-    ----------
-    launch
-        The ranks and the sockets to them.
-    state
-        What recovery knows: which ranks run a cell, which are dead. It receives each report.
-    changed
-        Guards ``state``, ``notes`` and the reports; notified of each report.
-    notes
-        Receives notes for the user.
+    ``state`` receives each report as well; ``changed`` guards both, and is notified of each report.
     """
 
-    def __init__(self, launch: Launch, state: Recovery, changed: threading.Condition, notes: Notes) -> None:
+    def __init__(
+        self, launch: Launch, state: Recovery, changed: threading.Condition, note: Callable[[str], None]
+    ) -> None:
         self._launch = launch
         self._state = state
         self._changed = changed
-        self._notes = notes
+        self._note = note
         self.reports: dict[int, HangReport] = {}  # the latest of each rank
 
     def hang(self) -> list[str]:
@@ -57,7 +50,7 @@ class StackCollector:
             fresh, running = self.fresh(), self._state.running
             reports = {rank: report for rank, report in fresh.items() if rank in running}
             certain = mismatches(fresh)  # these can't succeed, however long they wait
-            if not certain and not any(report.is_hang(self._state.rules.hang_after_s) for report in reports.values()):
+            if not certain and not any(report.is_hang(self._state.config.hang_after_s) for report in reports.values()):
                 return []
             return [*certain, *self._explain(reports)]
 
@@ -66,13 +59,14 @@ class StackCollector:
 
         For a rank that runs a cell, that is since its own cell began. Ranks that owe a reply get a state without one.
         """
-        dead = self._state.dead
-        found = {rank: report for rank, report in self.reports.items() if rank not in dead}
-        return {rank: report for rank, report in found.items() if report.answered_at >= self._state.since(rank)} | {
-            rank: HangReport(asked_at=report.asked_at)
-            for rank, report in found.items()
-            if report.asked_at >= self._state.since(rank) > report.answered_at
-        }
+        found = {}
+        for rank in self.reports.keys() - self._state.dead:
+            report, since = self.reports[rank], self._state.since(rank)
+            if report.answered_at >= since:
+                found[rank] = report
+            elif report.asked_at >= since:
+                found[rank] = HangReport(asked_at=report.asked_at)
+        return found
 
     def _explain(self, reports: Mapping[int, HangReport]) -> list[str]:
         """Return lines on the state of ranks that run a cell, and of those that run none."""
@@ -114,7 +108,7 @@ class StackCollector:
             if max((report.waits_s or 0.0 for report in reports.values()), default=0.0) < LONG_SECONDS:
                 return
             lines = [*mismatches(fresh), *self._explain(reports)]
-            self._notes.add(f"when it was interrupted: {'; '.join(lines)}")
+            self._note(f"when it was interrupted: {'; '.join(lines)}")
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:
         return [rank for rank in ranks if self.reports[rank].answered_at < began]
@@ -133,12 +127,12 @@ class StackCollector:
         report = self.reports.get(rank)
         if report is not None and report.asked_at > report.answered_at:
             # The nanny sends a signal, which makes C code return early that does not resume: only if it is needed.
-            patience_s = self._state.rules.hang_after_s if self._state.is_calm else 0.0
+            patience_s = self._state.config.hang_after_s if self._state.is_calm else 0.0
             if report.silent_s > max(patience_s, HANG_PATIENCE_SECONDS):
                 self._ask_nanny(rank)
             return
         asked_at = time.monotonic()
-        self.reports[rank] = HangReport(asked_at=asked_at) if report is None else report.asked_again(asked_at)
+        self.reports[rank] = HangReport(asked_at=asked_at) if report is None else replace(report, asked_at=asked_at)
         engine = self._launch.table[rank].engine
         future = self._launch.open_link.request(engine, Where(about=about))
         future.add_done_callback(lambda done: self._on_reply(rank, done))
@@ -151,7 +145,8 @@ class StackCollector:
         def on_stack(done: Future[Message]) -> None:
             if done.exception() is None:
                 with self._changed:
-                    self.reports[rank] = self.reports[rank].seen_from_outside(done.result()["content"].get("stack", ""))
+                    stack = done.result()["content"].get("stack", "")
+                    self.reports[rank] = replace(self.reports[rank], outside=stack)
                     self._changed.notify_all()
 
         future.add_done_callback(on_stack)

@@ -13,7 +13,7 @@ again as soon as no rank runs a cell.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,6 @@ from ...protocol.time_limits import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from typing_extensions import Self
 
     from ...config.cluster import ClusterConfig
 
@@ -65,28 +63,8 @@ class Action:
     """One action, on one rank or on all."""
 
     do: Do
-    rank: int | None = None
+    rank: int = -1  # for KILL and REPLACE
     forced: bool = False  # for RELEASE: also abort calls that no inspection has seen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The user's settings."""
-
-    grace_s: float = 3.0  # seconds for ranks to end by themselves after another has failed
-    hang_after_s: float = 30.0  # seconds in one collective before it is reported as a hang
-    on_rank_death: str = "replace"  # "replace", "reset" or "stop"
-    has_group: bool = True  # ranks can wait for each other: in a process group or in MPI
-
-    @classmethod
-    def of(cls, config: ClusterConfig) -> Self:
-        """Return the settings in a cluster's configuration."""
-        return cls(
-            grace_s=config.grace_s,
-            hang_after_s=config.hang_after_s,
-            on_rank_death=config.on_rank_death,
-            has_group=config.backend != "none" or config.has_mpi,
-        )
 
 
 @dataclass(slots=True)
@@ -100,7 +78,7 @@ class RunningCell:
     presses: int = 0  # number of interrupts
     pressed_at: float = 0.0  # time of the last interrupt
     released_at: float | None = None  # time of the last release
-    ranks: set[int] = field(default_factory=set)  # ranks that still run it
+    count: int = 0  # number of ranks that still run it
 
     @property
     def is_calm(self) -> bool:
@@ -127,8 +105,8 @@ class Member:
 class Recovery:
     """State machine that decides how a session recovers."""
 
-    def __init__(self, world_size: int, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, world_size: int, config: ClusterConfig) -> None:
+        self.config = config
         self.phase = Phase.FORMED
         self.members = [Member() for _ in range(world_size)]
         self._cells: dict[int, RunningCell] = {}  # by cell number
@@ -139,9 +117,9 @@ class Recovery:
         self._has_end_failed = False
         self._next_check = 0.0
 
-    def change(self, rules: Rules) -> None:
+    def change(self, config: ClusterConfig) -> None:
         """Use other settings from now on."""
-        self.rules = rules
+        self.config = config
         self._next_check = 0.0
 
     # Events
@@ -151,32 +129,35 @@ class Recovery:
         if not self._cells:
             self._next_check = now
         self._leave(rank)
-        self._cells.setdefault(cell, RunningCell(began_at=now)).ranks.add(rank)
-        member = self.members[rank]
-        member.cell, member.waits_s, member.in_program, member.in_mpi = cell, None, False, False
+        self._cells.setdefault(cell, RunningCell(began_at=now)).count += 1
+        self.members[rank].cell = cell
 
     def on_reply(self, rank: int, now: float, *, failed: bool, broken: bool) -> None:
         """Record that a rank has ended its cell; ``broken``: its process group is unusable."""
-        self._end_cell(rank, now, failed=failed)
-        if not failed:
+        if failed:
+            self._fail(rank, now)
+        else:
             self.members[rank].deaths = 0
+        self._leave(rank)
         if broken and self.phase is Phase.FORMED:
             self.phase = Phase.BROKEN
 
-    def _end_cell(self, rank: int, now: float, *, failed: bool) -> None:
-        member = self.members[rank]
-        cell = self._cells.get(member.cell) if member.cell is not None else None
-        if cell is not None and failed and cell.failed_at is None:
+    def _fail(self, rank: int, now: float) -> None:
+        cell = self._cell_of(self.members[rank])
+        if cell is not None and cell.failed_at is None:
             cell.failed_at = now
-        self._leave(rank)
-        member.cell, member.waits_s, member.in_program = None, None, False
+
+    def _cell_of(self, member: Member) -> RunningCell | None:
+        return None if member.cell is None else self._cells[member.cell]
 
     def _leave(self, rank: int) -> None:
         """Remove the rank from its cell, and the cell once no rank runs it."""
-        number = self.members[rank].cell
-        if number is not None and (cell := self._cells.get(number)) is not None:
-            cell.ranks.discard(rank)
-            if not cell.ranks:
+        member = self.members[rank]
+        number, member.cell = member.cell, None
+        member.waits_s, member.in_program, member.in_mpi = None, False, False
+        if number is not None:
+            self._cells[number].count -= 1
+            if not self._cells[number].count:
                 del self._cells[number]
 
     def on_death(self, rank: int, now: float) -> None:
@@ -184,7 +165,8 @@ class Recovery:
         member = self.members[rank]
         if member.dead:
             return
-        self._end_cell(rank, now, failed=True)
+        self._fail(rank, now)
+        self._leave(rank)
         member.dead, member.replacing, member.ending = True, False, False
         member.deaths += 1
         self._is_stuck_forming = self._is_forming  # the other ranks wait for it
@@ -222,7 +204,7 @@ class Recovery:
     ) -> None:
         """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
         member = self.members[rank]
-        cell = None if member.cell is None else self._cells[member.cell]
+        cell = self._cell_of(member)
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 # Soon see which collective the other ranks call.
@@ -298,7 +280,7 @@ class Recovery:
     @property
     def after_death(self) -> str:
         """What follows for the other ranks from the deaths so far, as text; empty if no other rank is left."""
-        policy = self.rules.on_rank_death
+        policy = self.config.on_rank_death
         if policy != "replace" and not self._has_end_failed and (self._is_ending or self.given_up):
             what = "all ranks are started again, with fresh variables" if policy == "reset" else "the cluster ends"
             return f"{what} (--on-rank-death {policy})"
@@ -325,10 +307,10 @@ class Recovery:
 
     def _follows(self, member: Member) -> bool:
         """Whether an action follows the rank's death: a new process, or what the user chose instead."""
-        return self._may_replace(member) or (self.rules.on_rank_death != "replace" and not self._has_end_failed)
+        return self._may_replace(member) or (self.config.on_rank_death != "replace" and not self._has_end_failed)
 
     def _may_replace(self, member: Member) -> bool:
-        return member.asked or (self.rules.on_rank_death == "replace" and member.deaths <= REPLACE_LIMIT)
+        return member.asked or (self.config.on_rank_death == "replace" and member.deaths <= REPLACE_LIMIT)
 
     # Actions
 
@@ -336,7 +318,8 @@ class Recovery:
         """Return the actions due now, in order; they count as started."""
         actions = self._releases(now)
         for rank, member in enumerate(self.members):
-            if member.in_mpi and member.cell is not None and self._gives_up_mpi(self._cells[member.cell], now):
+            cell = self._cell_of(member)
+            if member.in_mpi and cell is not None and self._gives_up_mpi(cell, now):
                 member.in_mpi = False
                 actions.append(Action(Do.KILL, rank))
         for rank, member in enumerate(self.members):
@@ -344,22 +327,24 @@ class Recovery:
                 member.replacing = True
                 actions.append(Action(Do.REPLACE, rank))
         left = any(member.dead and not self._may_replace(member) for member in self.members)
-        if left and self.rules.on_rank_death != "replace" and not self.running and not self._is_ending:
+        if left and self.config.on_rank_death != "replace" and not self.running and not self._is_ending:
             self._is_ending = True
-            actions.append(Action(Do.RESET if self.rules.on_rank_death == "reset" else Do.STOP))
+            actions.append(Action(Do.RESET if self.config.on_rank_death == "reset" else Do.STOP))
         ending = any(member.ending for member in self.members)
         if self.phase is Phase.BROKEN and not (self.running or self.dead or self._is_forming or ending):
             self.phase = Phase.FORMING
             self._is_forming = True
             actions.append(Action(Do.FORM))
         if self.running and now >= self._inspection_due():
-            self._next_check = now + self._check_pause()
+            # Ranks that are expected to end are inspected often.
+            calm_s = max(RECOVERY_CHECK_SECONDS, min(CALM_SECONDS, self.config.hang_after_s / 4))
+            self._next_check = now + (calm_s if self.is_calm else RECOVERY_CHECK_SECONDS)
             actions.append(Action(Do.INSPECT))
         return actions
 
     def _gives_up_mpi(self, cell: RunningCell, now: float) -> bool:
-        """Whether the cell's MPI calls have had their time to end."""
-        if cell.presses < MPI_PRESSES or cell.interrupted_at is None:
+        """Whether the cell's MPI calls have had their time to end, and their ranks can be replaced."""
+        if self.config.job or cell.presses < MPI_PRESSES or cell.interrupted_at is None:
             return False
         return now - cell.interrupted_at >= MPI_SECONDS and now - cell.pressed_at >= MPI_LAST_SECONDS
 
@@ -368,7 +353,8 @@ class Recovery:
         if self._is_stuck_forming:
             self._is_stuck_forming = False
             return [Action(Do.RELEASE)]
-        if not self.rules.has_group or not any(self._should_release(number, now) for number in self._cells):
+        can_wait = self.config.backend != "none" or self.config.has_mpi  # for each other, in a process group or in MPI
+        if not can_wait or not any(self._should_release(number, now) for number in self._cells):
             return []
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
@@ -386,23 +372,18 @@ class Recovery:
             return True  # a rank has left the group, so the collective can't complete
         pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
         pressed = pressed and now - cell.pressed_at < BLIND_SECONDS
-        if pressed or self._has_program_to_end(number, now):
-            return True
-        waits = [member.waits_s for member in self.members if member.cell == number and member.waits_s is not None]
+        members = [member for member in self.members if member.cell == number]
+        had_grace = cell.failed_at is not None and now - cell.failed_at >= self.config.grace_s
+        if pressed or (had_grace and any(member.in_program for member in members)):
+            return True  # a program may wait for one of the failed rank
+        waits = [member.waits_s for member in members if member.waits_s is not None]
         if not waits:
             return False
         if not first:
             return True  # a wait in a group that was created after the last release
         if cell.interrupted_at is not None and now - cell.interrupted_at >= INTERRUPT_SECONDS:
             return True
-        return cell.failed_at is not None and max(waits) >= self.rules.grace_s
-
-    def _has_program_to_end(self, number: int, now: float) -> bool:
-        """Whether a rank's child process may wait for one of a failed rank."""
-        failed_at = self._cells[number].failed_at
-        if failed_at is None or now - failed_at < self.rules.grace_s:
-            return False
-        return any(member.cell == number and member.in_program for member in self.members)
+        return cell.failed_at is not None and max(waits) >= self.config.grace_s
 
     def since(self, rank: int) -> float:
         """Return the start time of the cell that a rank runs; if it runs none, the earliest start of a running cell."""
@@ -410,19 +391,11 @@ class Recovery:
         cells = self._cells.values() if number is None else [self._cells[number]]
         return min((cell.began_at for cell in cells), default=math.inf)
 
-    @property
-    def _began_at(self) -> float:
-        """Start time of the running cell that was sent last."""
-        return max((cell.began_at for cell in self._cells.values()), default=0.0)
-
     def _inspection_due(self) -> float:
-        return max(self._next_check, self._began_at + min(self.rules.hang_after_s, 1.0) if self.is_calm else 0.0)
-
-    def _check_pause(self) -> float:
-        """Return the seconds until the next inspection: ranks that are expected to end are inspected often."""
         if not self.is_calm:
-            return RECOVERY_CHECK_SECONDS
-        return max(RECOVERY_CHECK_SECONDS, min(CALM_SECONDS, self.rules.hang_after_s / 4))
+            return self._next_check
+        began_at = max((cell.began_at for cell in self._cells.values()), default=0.0)
+        return max(self._next_check, began_at + min(self.config.hang_after_s, 1.0))
 
     def next_time(self, now: float) -> float | None:
         """Return when to call :meth:`actions` again if no event comes before; None: only after an event."""

@@ -1,6 +1,7 @@
 """Run the actions that recover a session.
 
-Covers: the actions that ``state_machine`` decides on: releasing ranks, replacing dead ones, forming the group.
+Covers: the actions that ``state_machine`` decides on: releasing ranks, replacing dead ones, forming the group; notes on
+them for the user.
 Does not cover: the decisions (``state_machine``), requesting the state of ranks (``stack_collection``), starting
 processes (``client.startup.launch``).
 
@@ -16,6 +17,7 @@ import signal
 import threading
 import time
 from concurrent.futures import wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterClosedError, HostLostError, IrreplaceableError, LaunchError
@@ -26,12 +28,11 @@ from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUP
 from . import memory_shortage
 from .explanations import error_text, remedy
 from .hang_detection import HangReport, waited_for, waits_in_mpi
-from .notes import Notes
 from .stack_collection import StackCollector
 from .state_machine import Do, Phase, Recovery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from concurrent.futures import Future
 
     from ...features.telemetry.warnings import Remarks
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ..startup.launch import Launch
     from ..startup.rank_table import RankEntry
     from ..transport.link import Message
-    from .state_machine import Action, Rules
+    from .state_machine import Action
 
 
 log = logging.getLogger(__name__)
@@ -49,33 +50,23 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """The recovery thread of one started cluster; runs until it is closed.
 
-    Parameters
-    ----------
-    launch
-        The ranks.
-    rules
-        The settings of recovery.
-    remarks
-        The remarks on the ranks' figures, for the cells.
-    reset, stop
-        Called with the reason after a rank's death, as configured; must not wait for the ranks.
+    It calls ``reset`` or ``stop`` with the reason after a rank's death, as configured; they must not wait for ranks.
     """
 
     def __init__(
-        self, launch: Launch, rules: Rules, remarks: Remarks, reset: Callable[[str], None], stop: Callable[[str], None]
+        self, launch: Launch, remarks: Remarks, reset: Callable[[str], None], stop: Callable[[str], None]
     ) -> None:
         self._launch = launch
-        launch.state.on_note = self.note
         self.remarks = remarks
         self._reset, self._stop = reset, stop
-        self._state = Recovery(len(launch.table), rules)
+        self._state = Recovery(len(launch.table), launch.config)
         self._changed = threading.Condition()
         self._closed = False
         self._sleeps_long = True  # whether the thread waits without a timeout
-        self._notes = Notes()
+        self._notes: list[str] = []  # for the user, in order of arrival
         self._start_errors: dict[int, Exception] = {}  # by rank: why its last new process did not start
-        self.stacks = StackCollector(launch, self._state, self._changed, self._notes)
-        self._helpers: list[threading.Thread] = []
+        self.stacks = StackCollector(launch, self._state, self._changed, self.note)
+        launch.state.on_note = self.note
         self._thread = threading.Thread(target=self._run, name="disttrain supervisor", daemon=True)
         self._thread.start()
 
@@ -90,10 +81,8 @@ class Supervisor:
     def on_reply(self, entry: RankEntry, content: Mapping[str, Any]) -> None:
         """Record that a rank has ended its cell, and what the reply shows about its memory, device and groups."""
         rank, failed = entry.info.rank, content["status"] != "ok"
-        if memory_shortage.is_shortage(content):
-            self.note(memory_shortage.held(self._launch.table))
-        if memory_shortage.is_shortage_of_gpu(content):
-            self.note(memory_shortage.held_on_gpus(self.remarks.vitals))
+        if failed:
+            self.note(memory_shortage.after_failure(content, self._launch.table, lambda: self.remarks.vitals))
         if content.get("device_lost"):
             self.end_process(
                 entry, f"rank {rank} on {entry.info.host} lost its GPU's context: {content['evalue']:.120}"
@@ -109,32 +98,17 @@ class Supervisor:
 
     def on_death(self, entry: RankEntry, death: RankDeath) -> None:
         """Record that a rank's process has ended."""
-        rank = entry.info.rank
-        self._launch.steps.died(rank)
-        if memory_shortage.may_be_shortage(death):
-            peaks = {rank: death.peak_bytes} if death.peak_bytes else None
-            self.note(memory_shortage.held(self._launch.table, peaks))
-        self._apply(lambda state, now: state.on_death(rank, now))
+        self._launch.steps.died(entry.info.rank)
+        self.note(memory_shortage.after_death(death, self._launch.table))
+        with self.changing() as state:
+            state.on_death(entry.info.rank, time.monotonic())
 
-    def on_interrupt(self, ranks: Collection[int] | None, *, forced: bool) -> None:
-        """Record that the user has interrupted the cells of ``ranks``; None means all ranks."""
-        self._apply(lambda state, now: state.on_interrupt(now, forced=forced, ranks=ranks))
-
-    def on_asked(self, rank: int) -> None:
-        """Record that the user has requested a new process for a rank."""
-        self._apply(lambda state, _now: state.on_asked(rank))
-
-    def on_end_failed(self) -> None:
-        """Record that a reset or stop, if one was begun after a death, has failed: the ranks stay as they are."""
-        self._apply(lambda state, _now: state.on_end_failed())
-
-    def on_group_ended(self) -> None:
-        """Record that the process group of the ranks is unusable."""
-        self._apply(lambda state, _now: state.on_group_ended())
-
-    def change(self, rules: Rules) -> None:
-        """Apply other rules from now on."""
-        self._apply(lambda state, _now: state.change(rules))
+    @contextmanager
+    def changing(self) -> Iterator[Recovery]:
+        """Give the block sole access to the state machine, for other events; then act on what has changed."""
+        with self._changed:
+            yield self._state
+            self._changed.notify_all()
 
     def form(self) -> None:
         """Have all ranks form a process group in place of the one that cells have ended, and wait for it.
@@ -144,7 +118,8 @@ class Supervisor:
         LaunchError
             If the group can't be formed.
         """
-        self.on_group_ended()
+        with self.changing() as state:
+            state.on_group_ended()
         self.wait_until_settled(SUPERVISOR_FORM_SECONDS)
         if self._state.phase is not Phase.FORMED:
             raise LaunchError("; ".join(self.take_notes()) or "the process group could not be formed again")
@@ -153,11 +128,6 @@ class Supervisor:
         """Wake the thread only if it has something to do: cells that end without an error should cost nothing."""
         if needed:
             self._sleeps_long = False
-            self._changed.notify_all()
-
-    def _apply(self, event: Callable[[Recovery, float], None]) -> None:
-        with self._changed:
-            event(self._state, time.monotonic())
             self._changed.notify_all()
 
     # Queries
@@ -198,14 +168,30 @@ class Supervisor:
             return f"the process group is formed again once {label_ranks(running)} {verb}"
 
     def note(self, text: str) -> None:
-        """Keep a message for the user."""
+        """Keep a message for the user, unless it is empty or known already."""
         with self._changed:
-            self._notes.add(text)
+            if text and text not in self._notes:
+                self._notes.append(text)
 
     def take_notes(self) -> list[str]:
-        """Return the messages for the user since the last call."""
+        """Return the messages for the user since the last call, and why ranks can't be replaced."""
         with self._changed:
-            return self._notes.take(self._launch.replacer.why_hosts_lost, self._launch.replacer.ranks_of_lost_hosts)
+            notes, self._notes = self._notes, []
+            reasons: dict[str, set[int]] = {}
+            for rank in sorted(self._state.given_up & self._start_errors.keys()):
+                reason, ranks = self._why_not_replaced(rank, self._start_errors.pop(rank))
+                if reason:
+                    reasons.setdefault(reason, set()).update(ranks)
+            return notes + [f"{label_ranks(ranks)} can't be replaced: {reason}" for reason, ranks in reasons.items()]
+
+    def _why_not_replaced(self, rank: int, error: Exception) -> tuple[str, list[int]]:
+        """Return why a rank can't be replaced, with the remedy, and all ranks for which that is so."""
+        if isinstance(error, HostLostError):  # more hosts may be lost by now, or all of them are back
+            spare_hosts = self._launch.replacer.spare_hosts
+            return spare_hosts.why_lost, [rank, *spare_hosts.lost_ranks]
+        if isinstance(error, IrreplaceableError):  # its message includes the remedy
+            return str(error), [rank]
+        return f"{error_text(error)}; {remedy(self._launch.config, [rank])}", [rank]
 
     def out_of_step(self) -> list[str]:
         """Return messages on ranks that have called more collectives than others, except those returned before."""
@@ -246,10 +232,12 @@ class Supervisor:
         elif self._launch.is_being_stopped:
             return
         elif action.do is Do.KILL:
-            assert action.rank is not None
-            self._kill(action.rank)
+            entry, reply = self._launch.table[action.rank], self.stacks.reports[action.rank].reply or {}
+            what = f"rank {action.rank} on {entry.info.host} was in {reply.get('call', 'MPI')}"
+            self.end_process(
+                entry, f"{what}, which does not end when its communicator is revoked, and was interrupted three times"
+            )
         elif action.do is Do.REPLACE:
-            assert action.rank is not None
             self._help(self._replace, action.rank)
         elif action.do is Do.FORM:
             self._help(self._form)
@@ -290,15 +278,6 @@ class Supervisor:
             rank = info.rank
             self.note(f"rank {rank} on {info.host} could not be released: {why}; {self._launch.stuck_remedy([rank])}")
 
-    def _kill(self, rank: int) -> None:
-        """Kill a rank that does not return from an MPI call; recovery continues as after any death."""
-        entry, reply = self._launch.table[rank], self.stacks.reports[rank].reply or {}
-        self.note(
-            f"rank {rank} on {entry.info.host} was in {reply.get('call', 'MPI')}, which does not end when its "
-            "communicator is revoked; its process was killed after three interrupts"
-        )
-        self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
-
     def _help(self, work: Callable[..., None], *args: Any) -> None:
         helper = threading.Thread(target=work, args=args, name="disttrain recovery", daemon=True)
         try:
@@ -306,41 +285,26 @@ class Supervisor:
         except RuntimeError:  # no more threads are allowed: run it in this thread, where a failure is reported too
             log.exception("a recovery action runs in the supervisor's own thread")
             work(*args)
-            return
-        self._helpers = [*(each for each in self._helpers if each.is_alive()), helper]
 
     def _replace(self, rank: int) -> None:
         host = self._launch.table[rank].info.host
         try:
             self._launch.replacer.replace(rank)
         except Exception as error:  # noqa: BLE001  (any failure must be reported to threads that wait for the session)
-            self._on_not_replaced(rank, error)
+            with self.changing() as state:
+                self._start_errors[rank] = error  # a note for the user once no further attempt follows
+                state.on_replaced(rank, well=False, for_good=isinstance(error, IrreplaceableError))
             return
         self._write_down()
-        with self._changed:
+        entry = self._launch.table[rank]
+        where = "" if entry.info.host == host else f" on {entry.info.host}"
+        with self.changing() as state:
             self._start_errors.pop(rank, None)
             self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
-        where = "" if (now := self._launch.table[rank].info.host) == host else f" on {now}"
-        note = f"rank {rank} was replaced by a new process{where} without its variables"
-        if (source := self._state.survivor) is not None:
-            note += f"; %dist_copy --from {source} --to {rank} NAME... restores them"
-        table = self._launch.table
-        self._finish(lambda state, _now: state.on_replaced(rank, well=table[rank].state != RankState.DEAD), note)
-
-    def _on_not_replaced(self, rank: int, error: Exception) -> None:
-        """Keep the error of a failed start; it is a note for the user once no further attempt follows."""
-        with self._changed:
-            self._start_errors[rank] = error
-            self._state.on_replaced(rank, well=False, for_good=isinstance(error, IrreplaceableError))
-            for lost in self._state.given_up & self._start_errors.keys():
-                why = self._start_errors.pop(lost)
-                if isinstance(why, HostLostError):
-                    self._notes.add_lost(lost)
-                elif isinstance(why, IrreplaceableError):  # its message includes the remedy
-                    self._notes.add_not_replaced(lost, str(why))
-                else:
-                    self._notes.add_not_replaced(lost, f"{error_text(why)}; {remedy(self._launch.config, [lost])}")
-            self._changed.notify_all()
+            source = state.survivor
+            restore = "" if source is None else f"; %dist_copy --from {source} --to {rank} NAME... restores them"
+            self.note(f"rank {rank} was replaced by a new process{where} without its variables{restore}")
+            state.on_replaced(rank, well=entry.state != RankState.DEAD)
 
     def _form(self) -> None:
         try:
@@ -353,35 +317,32 @@ class Supervisor:
                 self._release_who_forms()
             except ClusterClosedError:
                 log.debug("the cluster was closed meanwhile", exc_info=True)
-            with self._changed:
-                self._state.on_formed(well=False)
-                if self._state.phase is Phase.LOST and not died:  # else it is tried again
-                    self._notes.add(text)
-                self._changed.notify_all()
+            with self.changing() as state:
+                state.on_formed(well=False)
+                if state.phase is Phase.LOST and not died:  # else it is tried again
+                    self.note(text)
             return
         self._write_down()
-        notes = [f"lost with the old process group on {label_ranks(ranks)}: {line}" for line, ranks in lost.items()]
-        self._finish(lambda state, _now: state.on_formed(well=True), *notes)
+        with self.changing() as state:
+            for line, ranks in lost.items():
+                self.note(f"lost with the old process group on {label_ranks(ranks)}: {line}")
+            state.on_formed(well=True)
 
     def _release_who_forms(self) -> None:
         """Release ranks that wait for one which failed to join; repeat it, as a release may fall between two waits."""
         deadline = time.monotonic() + RELEASE_SECONDS
-        while not self._closed and time.monotonic() < deadline:
-            asked = [entry.forming for entry in self._launch.table if entry.state != RankState.DEAD]
-            pending = [future for future in asked if future is not None and not future.done()]
-            if not pending:
+        while not self._closed:
+            alive = [entry for entry in self._launch.table if entry.state != RankState.DEAD]
+            stuck = {entry.forming: entry for entry in alive if entry.forming is not None and not entry.forming.done()}
+            if not stuck:
+                return
+            if time.monotonic() >= deadline:
+                for entry in stuck.values():
+                    what = f"rank {entry.info.rank} on {entry.info.host} is stuck in forming the process group"
+                    self.end_process(entry, f"{what}, and was not released within {RELEASE_SECONDS:g} s")
                 return
             self.release()
-            wait(pending, RECOVERY_CHECK_SECONDS)
-        for entry in self._launch.table:
-            if (
-                entry.state != RankState.DEAD
-                and entry.forming is not None
-                and not entry.forming.done()
-                and not self._closed
-            ):
-                what = f"rank {entry.info.rank} on {entry.info.host} is stuck in forming the process group"
-                self.end_process(entry, f"{what}, and was not released within {RELEASE_SECONDS:g} s")
+            wait(stuck, RECOVERY_CHECK_SECONDS)
 
     def end_process(self, entry: RankEntry, why: str) -> None:
         """Kill a rank that can't be used any more, so that it is replaced like one that died; a job's is only noted."""
@@ -389,8 +350,8 @@ class Supervisor:
             self.note(f"{why}; {remedy(self._launch.config)}")
             return
         self.note(f"{why}; its process is ended")
-        rank = entry.info.rank
-        self._apply(lambda state, _now: state.on_ending(rank))
+        with self.changing() as state:
+            state.on_ending(entry.info.rank)
         self._launch.open_link.request(entry.nanny, Signal(number=signal.SIGKILL))
 
     def _write_down(self) -> None:
@@ -400,11 +361,6 @@ class Supervisor:
             self.note(
                 f"the cluster file could not be written, so %dist_attach would not find the current ranks: {error}"
             )
-
-    def _finish(self, event: Callable[[Recovery, float], None], *notes: str) -> None:
-        with self._changed:
-            self._notes.add(*notes)
-        self._apply(event)
 
     def close(self) -> None:
         """End the thread; do not wait for actions that are in progress."""

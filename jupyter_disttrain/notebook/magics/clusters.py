@@ -186,7 +186,7 @@ class Clusters:
         waiting = self.waiting.get(cluster.name, [])
         while waiting:
             run, out = waiting[0]
-            run.listen(self.screen(cluster, run.ranks))
+            run.listener = self.screen(cluster, run.ranks)
             try:
                 self.keep_values(run.wait(), out)
             finally:

@@ -165,7 +165,7 @@ def test_defaults_are_traitlets(bare_notebook: Notebook) -> None:
     outcome = bare_notebook.run("%config DistributedMagics.hang_after = 0.5").check()
     assert outcome.text == ""  # applies to a running cluster from now on
     held = bare_notebook.run(
-        "(cluster.config.hang_after_s, cluster._session.supervisor._state.rules.hang_after_s)"
+        "(cluster.config.hang_after_s, cluster._session.supervisor._state.config.hang_after_s)"
     ).check()
     assert held.text == "(0.5, 0.5)"
     outcome = bare_notebook.run("%config DistributedMagics.sample = 5.0").check()

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ...support.recovery_tools import is_intact
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jupyter_disttrain import Cluster
 
 
@@ -14,3 +18,10 @@ if TYPE_CHECKING:
 def three(three: Cluster) -> Cluster:
     """Three ranks with short timeouts."""
     return three
+
+
+@pytest.fixture
+def pids(three: Cluster, pids: dict[int, int]) -> Iterator[dict[int, int]]:
+    """The process ids of the ranks, which must be the same after the test and hold their variables."""
+    yield pids
+    assert is_intact(three, pids)

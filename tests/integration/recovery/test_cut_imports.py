@@ -176,7 +176,7 @@ def test_import_interrupted_after_the_cell_returned_is_named(modules: Cluster, t
         "from jupyter_disttrain.rank.interrupts import deferral; kept_s = deferral.CUT_AFTER_SECONDS"
     )
     run = modules.run("import endless", block=False)
-    run.listen(Interrupter(lambda run: all(run.stdout.values()), times=3))
+    run.listener = Interrupter(lambda run: all(run.stdout.values()), times=3)
     with pytest.raises(GivenUpError):
         run.wait()
     allowed.touch()

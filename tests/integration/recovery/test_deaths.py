@@ -13,13 +13,15 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
+from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.client.lifecycle import Lifecycle
-from jupyter_disttrain.errors import ClusterClosedError, RankFailure
+from jupyter_disttrain.errors import ClusterClosedError, GivenUpError, RankFailure
 from jupyter_disttrain.protocol.messages import RankDeath
 
 from ...conftest import LAUNCHERS
+from ...support.listeners import Interrupter
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import HOST, SUM, failure_of, is_intact
+from ...support.recovery_tools import HOLD_GIL, HOST, SUM, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,10 +182,91 @@ def test_cluster_ends_if_configured() -> None:
             cluster.run("1")
 
 
+def test_process_aborted_by_gloo_over_a_size_is_reported(three: Cluster) -> None:
+    failure = failure_of(three, "dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
+    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(failure))
+    text = "\n".join(failure._render_traceback_())
+    assert "sizes or types to one collective" in text
+    assert "Extension modules" not in text
+
+
+def test_only_unresponsive_ranks_are_replaced(three: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pids = three.run("import os; kept = rank * 11; os.getpid()").results
+    monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
+    code = (
+        f"import os, signal, time\nbegun = {str(tmp_path / 'begun')!r}\n"
+        "if rank == 1:\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        f"    open(begun, 'w').close()\n    exec({HOLD_GIL!r})\n"
+        "while not os.path.exists(begun): time.sleep(0.01)"
+    )
+    with pytest.raises(GivenUpError, match=r"rank 1 has not ended the cell.*%dist_reset -r 1 replaces just that rank"):
+        three.run(code, listener=Interrupter(lambda run: run.state.running == {1}))
+    killed, replaced = three.replace([1])
+    assert killed.startswith(f"rank 1 on {HOST} was killed: it did not react within 3 s")
+    assert replaced == (
+        "rank 1 was replaced by a new process without its variables; %dist_copy --from 0 --to 1 NAME... restores them"
+    )
+    three.copy(["kept"], 0, 1)
+    after = three.run("(__import__('os').getpid(), kept)").results
+    assert after == {0: (pids[0], 0), 1: (three.table[1].info.pid, 0), 2: (pids[2], 22)}
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_late_interrupt_hides_no_failure(three: Cluster) -> None:
+    interrupter = Interrupter(lambda run: run.state.done and run.coming_back, times=1)
+    with pytest.raises(RankFailure, match="RankDied"):
+        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", listener=interrupter)
+    assert interrupter.sent
+    run = three.run(SUM)
+    assert run.results == {rank: [6.0] for rank in range(3)}
+    assert any(note.startswith("rank 1 was replaced") for note in run.notes), (
+        "the interrupted wait is reported with the next cell"
+    )
+
+
+def test_unawaited_collective_delays_nothing(three: Cluster) -> None:
+    three.run("import os; big = torch.ones(125_000_000)")
+    begun = "work = dist.all_reduce(big, async_op=True)\ndel work"
+    stop = "if rank == 1: __import__('threading').Timer(0.02, os.kill, (os.getpid(), 19)).start()"
+    pid = three.table[1].info.pid
+    run = three.run(f"{stop}\n{begun}\nif rank != 1: raise ValueError\n__import__('time').sleep(1000)", block=False)
+    assert wait_until(lambda: run.running_now == {1})
+    assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    psutil.Process(pid).kill()  # the others have parts of a message that never ends
+    with pytest.raises(RankFailure, match="RankDied"):
+        run.wait()
+    assert three.run(SUM, timeout_s=30).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "disttrain recovery":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RankFailure, match="RankDied"):
+        three.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()")
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+    assert refused
+
+
+def test_user_variable_named_comm_is_kept() -> None:
+    with Cluster(n=2, backend="none", name="theirs") as cluster:
+        cluster.run("comm = 'mine'")
+        cluster.replace([1])
+        assert cluster.run("comm", 0).results == {0: "mine"}
+
+
 # Memory
 
 
-def test_memory_use_per_rank_is_reported_when_an_allocation_fails(three: Cluster, pids: dict[int, int]) -> None:
+@pytest.mark.usefixtures("pids")
+def test_memory_use_per_rank_is_reported_when_an_allocation_fails(three: Cluster) -> None:
     three.run("import resource; limits = resource.getrlimit(resource.RLIMIT_AS)")
     limited = "if rank == 1: resource.setrlimit(resource.RLIMIT_AS, (2 << 33, limits[1]))\nmine = torch.ones(1 << 33)"
     error = failure_of(three, limited, 1)
@@ -192,7 +275,6 @@ def test_memory_use_per_rank_is_reported_when_an_allocation_fails(three: Cluster
     (note,) = error.notes
     assert re.match(r"memory held: rank 0 \d+\.\d GiB, rank 1 \d+\.\d GiB, rank 2 ", note), note
     three.run("resource.setrlimit(resource.RLIMIT_AS, limits)")
-    assert is_intact(three, pids)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import re
 import signal
 import threading
 import time
@@ -15,12 +16,15 @@ import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
-from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.client import lifecycle, session
+from jupyter_disttrain.client.cells import cell_run
+from jupyter_disttrain.errors import GivenUpError, LaunchError, RankFailure
 from jupyter_disttrain.launchers.folders import KEPT_RUNS, Folders
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
-from ...support.listeners import IgnoringListener
+from ...support.listeners import IgnoringListener, Interrupter
 from ...support.process_tools import wait_until
+from ...support.recovery_tools import IGNORE_INTERRUPTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,3 +178,49 @@ def test_logs_of_a_running_cluster_are_kept(torchless: Cluster) -> None:
     finally:
         for folders in others:
             folders.remove()
+
+
+def test_abandoned_cell_ends_once_and_its_rank_may_return(
+    torchless: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell_run, "GIVE_UP_SECONDS", 0.0)
+    interrupter = Interrupter(lambda run: any(run.stdout.values()) and run.interrupts < 3)
+    path = tmp_path / "let-go"
+    code = f"{IGNORE_INTERRUPTS}kept = 'as it was'\nstay({str(path)!r})"
+    with pytest.raises(GivenUpError, match=r"rank 1 has not ended the cell: .* the last resort, which loses variables"):
+        torchless.run(code, 1, listener=interrupter)
+    assert interrupter.ends == 1
+    (left,) = torchless.running_cells
+    assert left.running_now == {1}
+    assert torchless.run("rank", 0).results == {0: 0}
+    path.touch()
+    assert wait_until(lambda: torchless.table[1].state == "idle")
+    run = torchless.run("kept", 1)
+    assert run.results == {1: "as it was"}
+    (note,) = run.notes
+    assert re.fullmatch(r"rank 1 has ended cell \d+ and kept its variables", note)
+    assert torchless.running_cells == []
+
+
+def test_ranks_that_are_not_killed_are_not_reported_as_replaced(
+    torchless: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "CLUSTER_END_SECONDS", 0.1)
+    monkeypatch.setattr(lifecycle, "CLUSTER_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(session, "CLUSTER_SETTLE_SECONDS", 0.1)
+    nannies = [psutil.Process(entry.nanny_pid) for entry in torchless.table]
+    pids = [entry.info.pid for entry in torchless.table]
+    for nanny in nannies:
+        nanny.suspend()
+    torchless._session.supervisor.note("of another rank")
+    try:
+        with pytest.raises(LaunchError, match="ranks 0-1 did not end: the nanny of a rank"):
+            torchless.replace([0, 1])
+    finally:
+        for nanny in nannies:
+            nanny.resume()
+    monkeypatch.undo()
+    assert wait_until(lambda: not {entry.info.pid for entry in torchless.table} & set(pids))
+    run = torchless.run("rank")
+    assert run.results == {0: 0, 1: 1}
+    assert "of another rank" in run.notes

@@ -15,15 +15,17 @@ from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 from jupyter_disttrain.protocol.time_limits import LONG_SECONDS
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import failure_of, holding_gil, is_intact, stop, waits
+from ...support.recovery_tools import holding_gil, stop, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyter_disttrain import Cluster
 
+pytestmark = pytest.mark.usefixtures("pids")
 
-def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
+
+def test_hang_is_explained(three: Cluster) -> None:
     code = "import time\nx = torch.ones(30, 2)\nif rank != 1:\n    dist.all_reduce(x)\nelse:\n    time.sleep(1000)"
     run = three.run(code, block=False)
     assert wait_until(waits(run, {0, 2}, "all_reduce"))
@@ -39,10 +41,9 @@ def test_hang_is_explained(three: Cluster, pids: dict[int, int]) -> None:
     failure = stop(three, run)
     assert f"when it was interrupted: {'; '.join(lines)}" in failure.notes
     assert three.where() == ["ranks 0-2: idle"]
-    assert is_intact(three, pids)
 
 
-def test_pending_async_collective_is_a_wait_only_while_it_is_waited_for(three: Cluster, pids: dict[int, int]) -> None:
+def test_pending_async_collective_is_a_wait_only_while_it_is_waited_for(three: Cluster) -> None:
     start = (
         "import time\n"
         "if rank == 0: work = dist.all_reduce(torch.ones(2), async_op=True)\n"
@@ -53,39 +54,22 @@ def test_pending_async_collective_is_a_wait_only_while_it_is_waited_for(three: C
         run = three.run(start + code, block=False)
         assert wait_until(lambda expected=expected: expected in "\n".join(three.where()))
         stop(three, run)
-    assert is_intact(three, pids)
 
 
-def test_ended_ranks_and_ranks_without_the_cell_are_distinguished(three: Cluster, pids: dict[int, int]) -> None:
+def test_ended_ranks_and_ranks_without_the_cell_are_distinguished(three: Cluster) -> None:
     run = three.run("if rank == 0: dist.barrier()", "0-1", block=False)
     assert wait_until(waits(run, {0}))
     assert wait_until(lambda: "rank 1: has ended the cell" in three.where())
     assert "rank 2: in no cell" in three.where()
     stop(three, run)
-    assert is_intact(three, pids)
 
 
-def test_failed_rank_is_reported_as_failed_while_others_continue(three: Cluster, pids: dict[int, int]) -> None:
+def test_failed_rank_is_reported_as_failed_while_others_continue(three: Cluster) -> None:
     code = "import time\nif rank == 1: raise ValueError('the cause\\nand more')\nwhile True: time.sleep(0.01)"
     run = three.run(code, block=False)
     assert wait_until(lambda: "rank 1: its cell failed: ValueError: the cause" in three.where())
     assert wait_until(lambda: "ranks 0,2: in Python code at line 3: while True: time.sleep(0.01)" in three.where())
     stop(three, run)
-    assert is_intact(three, pids)
-
-
-def test_mismatched_collectives_are_reported(three: Cluster, pids: dict[int, int]) -> None:
-    code = "x = torch.ones(4)\nif rank == 0: dist.all_reduce(x)\nelif rank == 1: dist.broadcast(x, 2)"
-    run = three.run(code, block=False)
-    assert wait_until(waits(run, {0, 1}))
-    first = three.where()[0]
-    assert first.startswith("collective number ")
-    assert (
-        "is not the same on all ranks, so it can't complete: "
-        "rank 0 in all_reduce (Float 4); rank 1 in broadcast (Float 4)" in first
-    )
-    stop(three, run)
-    assert is_intact(three, pids)
 
 
 @pytest.fixture
@@ -121,8 +105,9 @@ def no_hang_reports(three: Cluster) -> Iterator[Cluster]:
 )
 def test_certain_mismatch_is_reported_at_once(no_hang_reports: Cluster, code: str, output: str) -> None:
     run = no_hang_reports.run(code, block=False)
-    assert wait_until(lambda: any(output in line for line in run.hang))
-    assert output in no_hang_reports.where()[0]
+    line = rf"collective number \d+ is not the same on all ranks, so it can't complete: {re.escape(output)}"
+    assert wait_until(lambda: any(re.fullmatch(line, each) for each in run.hang))
+    assert re.fullmatch(line, no_hang_reports.where()[0])
     failure = stop(no_hang_reports, run)
     assert any(note.startswith("when it was interrupted") and output in note for note in failure.notes)
 
@@ -169,14 +154,6 @@ def test_timeout_reports_which_rank_waited_for_which(no_hang_reports: Cluster) -
     assert note in "".join(caught.value._render_traceback_())
 
 
-def test_process_aborted_by_gloo_over_a_size_is_reported(no_hang_reports: Cluster) -> None:
-    failure = failure_of(no_hang_reports, "dist.broadcast(torch.ones(1 if rank == 2 else 3), 0)")
-    assert re.fullmatch(r"rank 2 \(.*\): RankDied: process \d+ was killed by SIGABRT", str(failure))
-    text = "\n".join(failure._render_traceback_())
-    assert "sizes or types to one collective" in text
-    assert "Extension modules" not in text
-
-
 @pytest.mark.parametrize(
     ("code", "waiting"),
     [
@@ -221,7 +198,6 @@ def test_stopped_rank_is_reported_as_not_responding(three: Cluster, pids: dict[i
     finally:
         os.kill(pids[1], signal.SIGCONT)
     stop(three, run)
-    assert is_intact(three, pids)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +226,6 @@ if rank == {receiver}:
     os.kill(pids[1], signal.SIGCONT)
     with pytest.raises(RankFailure):
         run.wait()
-    assert is_intact(three, pids)
 
 
 def test_interrupt_of_a_stopped_rank_is_delivered_when_it_continues(three: Cluster, pids: dict[int, int]) -> None:
@@ -271,9 +246,8 @@ def test_stack_collection_does_not_interrupt_c_code_before_it_counts_as_a_hang(t
     assert torchless.run(code).results == {0: 0, 1: 0}
 
 
-def test_rank_that_holds_the_gil_is_detected_from_outside(three: Cluster, pids: dict[int, int], tmp_path: Path) -> None:
+def test_rank_that_holds_the_gil_is_detected_from_outside(three: Cluster, tmp_path: Path) -> None:
     with holding_gil(tmp_path) as call:
         run = three.run(f"import ctypes, os\nif rank == 1:\n    {call}\ndist.barrier()", block=False)
         assert wait_until(lambda: any("in code that holds the GIL, at line 3" in line for line in three.where(1.1)))
     run.wait()
-    assert is_intact(three, pids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
     from jupyter_disttrain.client.cells.cell_run import CellRun
     from jupyter_disttrain.client.cells.events import Event
+    from jupyter_disttrain.client.startup.rank_table import RankEntry
+    from jupyter_disttrain.client.transport.link import Message
 
 
 def test_two_simultaneous_interrupts_are_two_for_the_ranks(
@@ -29,14 +31,15 @@ def test_two_simultaneous_interrupts_are_two_for_the_ranks(
 ) -> None:
     begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     stubborn = f"import time\n{begin}\ntry: time.sleep(100)\nexcept KeyboardInterrupt: pass\ntime.sleep(100)"
-    interrupt = torchless._session.interrupt
+    cells = torchless._session.open_cells
+    interrupt = cells._interrupt
 
     def interrupt_and_signal(chosen: object, *, forced: bool) -> None:
-        interrupt(chosen, forced=forced)  # type: ignore[arg-type]
+        interrupt(chosen, forced=forced)
         if not forced:
             send_sigint()  # a double click
 
-    monkeypatch.setattr(torchless._session, "interrupt", interrupt_and_signal)
+    monkeypatch.setattr(cells, "_interrupt", interrupt_and_signal)
 
     def interrupt_once_both_run() -> None:
         assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
@@ -117,15 +120,15 @@ def test_interrupt_while_a_cell_is_sent_interrupts_it_on_every_rank(
     torchless: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = torchless._session.open_cells
-    send = cells._send_to_rank
+    begin = cells._begin
 
-    def send_and_interrupt(run: object, rank: int, *rest: object) -> None:
-        if rank == 1:
+    def begin_and_interrupt(run: CellRun, entry: RankEntry, *rest: Any) -> Callable[[Message], None]:
+        if entry.info.rank == 1:
             send_sigint()  # rank 0 has its request by now
-        send(run, rank, *rest)  # type: ignore[arg-type]
+        return begin(run, entry, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "_send_to_rank", send_and_interrupt)
+        patch.setattr(cells, "_begin", begin_and_interrupt)
         failure = failure_of(torchless, "import time\nwhile True: time.sleep(0.01)")
     assert set(failure.by_rank) == {0, 1}
     assert torchless.run("rank").results == {0: 0, 1: 1}

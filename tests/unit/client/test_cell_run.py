@@ -59,9 +59,6 @@ class InterruptedQueue(queue.SimpleQueue[Any]):
             raise KeyboardInterrupt
         return event
 
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
 
 def test_interrupt_while_an_event_is_handled_keeps_no_cell_from_ending() -> None:
     run = run_of((0, 1))
@@ -195,9 +192,9 @@ def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
         variables.ask(cast("Any", launch), [0, 1], Pull(names=["x"]))
 
 
-def cells_of(table: list[RankEntry], **supervisor: Any) -> Cells:
+def cells_of(table: list[RankEntry], interrupt: Callable[..., None] = lambda _ranks: None, **supervisor: Any) -> Cells:
     launch = SimpleNamespace(table=table, stuck_remedy=lambda _ranks: "%dist_reset")
-    return Cells(cast("Any", launch), cast("Any", SimpleNamespace(**supervisor)), cast("Any", None), 0)
+    return Cells(cast("Any", launch), cast("Any", SimpleNamespace(**supervisor)), cast("Any", None), 0, interrupt)
 
 
 def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_cell() -> None:
@@ -211,7 +208,7 @@ def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_c
         return True
 
     cells = cells_of(table, wait_until_idle=until_idle)
-    assert cells.interrupt_and_wait((0, 1), lambda _ranks: None) == [
+    assert cells.interrupt_and_wait((0, 1)) == [
         "rank 0 has ended cell 3",
         "rank 1 died in cell 3",
     ]
@@ -219,8 +216,8 @@ def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_c
 
 def test_interrupt_of_a_cell_reaches_no_rank_that_runs_the_next_one() -> None:
     table, sent = [entry(0), entry(1)], list[list[int]]()
-    cells = cells_of(table)
-    run = cells._open(1, (0, 1), lambda ranks, **_: sent.append(ranks), None)
+    cells = cells_of(table, lambda ranks, **_: sent.append(ranks))
+    run = cells._open(1, (0, 1), None)
     for each in table:
         each.request = f"first{each.info.rank}"
         cells._cells[each.request] = (run, each.info.rank)

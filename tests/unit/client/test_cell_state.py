@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jupyter_disttrain.client.cells.cell_state import CellState
 from jupyter_disttrain.client.cells.events import Died, Event, OutputEnded, Printed, Replied
-from jupyter_disttrain.client.cells.failure_merging import SHORT_TEXT, differing_part
+from jupyter_disttrain.client.cells.failures import SHORT_TEXT, differing_part
 from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.protocol.messages import RankDeath

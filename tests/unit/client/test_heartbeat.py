@@ -71,6 +71,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def turn_until(
+    condition: Callable[[], object], hosts: heartbeat.HostHeartbeat, table: list[RankEntry], clock: list[float]
+) -> None:
+    while not condition():
+        hosts.turn(cast("Link", FakeLink()), table)
+        clock[0] += TURN
+
+
 def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
@@ -101,24 +109,20 @@ def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
 
 
 def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
-    link, deaths, notes = FakeLink(), list[RankDeath](), list[str]()
+    deaths, notes = list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
     hosts = heartbeat.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
-    while len(deaths) < 2:
-        hosts.turn(cast("Link", link), table)
-        clock[0] += TURN
+    turn_until(lambda: len(deaths) == 2, hosts, table, clock)
     assert {death.cause.partition(":")[0] for death in deaths} == {"was killed by SIGKILL"}
     assert (hosts.lost_hosts, notes) == ([], [])
-    SpareHosts(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), hosts).host_for("node1", table)
+    SpareHosts(ClusterConfig(launcher="mpi", hosts=parse_hosts("node1:1,node2:1")), table, hosts).host_for("node1")
 
 
 def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
     hosts = heartbeat.HostHeartbeat(lambda _death: None, notes.append)
-    while not hosts.lost_hosts:
-        hosts.turn(cast("Link", FakeLink()), table)
-        clock[0] += TURN
+    turn_until(lambda: hosts.lost_hosts, hosts, table, clock)
     assert [note for note in notes if note.startswith("no host replies any more; this machine may be disconnected")]
 
 
@@ -135,29 +139,27 @@ def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> 
 def test_advice_for_a_lost_host_depends_on_the_launcher(
     config: ClusterConfig, message: str, clock: list[float]
 ) -> None:
-    link, table = FakeLink(), [entry(0, "node1", "node1")]
+    table = [entry(0, "node1", "node1")]
     hosts = heartbeat.HostHeartbeat(lambda _death: None, lambda _words: None)
-    while not hosts.lost_hosts:
-        hosts.turn(cast("Link", link), table)
-        clock[0] += TURN
+    turn_until(lambda: hosts.lost_hosts, hosts, table, clock)
     with pytest.raises(HostLostError, match=rf"node1 is lost.*{message}"):
-        SpareHosts(config, hosts).host_for("node1", table)
+        SpareHosts(config, table, hosts).host_for("node1")
 
 
 def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> None:
     dead, buried = entry(0, "node1", "node1"), list[int]()
     callbacks: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead])
+    nothing = lambda *_: None  # noqa: E731
     supervisor = SimpleNamespace(
         on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _words: None
     )
     session = SimpleNamespace(
         launch=launch,
-        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0),
+        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0, nothing),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )
-    nothing = lambda *_: None  # noqa: E731
     messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):
         messages.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))

@@ -6,12 +6,15 @@ by itself or by an interrupt, and a requested action completes some time later, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery, Rules
+from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery
+from jupyter_disttrain.config.cluster import ClusterConfig
 
 RANKS = 3
 ranks = st.integers(0, RANKS - 1)
@@ -22,7 +25,7 @@ class Session(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = Recovery(RANKS, Rules(grace_s=3.0, hang_after_s=30.0))
+        self.state = Recovery(RANKS, ClusterConfig(grace_s=3.0, hang_after_s=30.0))
         self.now = 0.0
         self.waiting: dict[int, float] = {}  # the time at which the wait began
         self.in_python: set[int] = set()
@@ -158,10 +161,16 @@ def actions(state: Recovery, now: float) -> list[Do]:
     return [action.do for action in state.actions(now)]
 
 
-def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
-    state = Recovery(2, Rules(grace_s=3.0))
-    for rank in range(2):
+def running(world_size: int, **rules: Any) -> Recovery:
+    """Return the state of ranks that have begun a cell at time 0."""
+    state = Recovery(world_size, ClusterConfig(**rules))
+    for rank in range(world_size):
         state.on_sent(rank, 0.0)
+    return state
+
+
+def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
+    state = running(2, grace_s=3.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
     assert actions(state, 1.0) == [Do.INSPECT]
     state.on_inspected(0, 1.1, 0.9)
@@ -176,9 +185,7 @@ def test_other_ranks_keep_running_for_a_grace_period_after_a_failure() -> None:
 
 
 def test_short_waits_do_not_cause_a_release() -> None:
-    state = Recovery(3, Rules(grace_s=3.0))
-    for rank in range(3):
-        state.on_sent(rank, 0.0)
+    state = running(3, grace_s=3.0)
     state.on_reply(1, 1.0, failed=True, broken=False)
     for second in range(2, 100):
         state.on_inspected(0, float(second), 0.2)  # ranks 0 and 2 continue to train in their own group
@@ -186,7 +193,7 @@ def test_short_waits_do_not_cause_a_release() -> None:
 
 
 def test_forming_the_group_stops_after_repeated_failures() -> None:
-    state = Recovery(2, Rules())
+    state = Recovery(2, ClusterConfig())
     state.on_death(1, 0.0)
     assert actions(state, 0.0) == [Do.REPLACE]
     state.on_replaced(1, well=True)
@@ -199,9 +206,7 @@ def test_forming_the_group_stops_after_repeated_failures() -> None:
 
 @pytest.mark.parametrize(("choice", "what"), [("reset", Do.RESET), ("stop", Do.STOP)])
 def test_configured_action_runs_once_the_cell_has_ended(choice: str, what: Do) -> None:
-    state = Recovery(2, Rules(on_rank_death=choice))
-    for rank in range(2):
-        state.on_sent(rank, 0.0)
+    state = running(2, on_rank_death=choice)
     state.on_death(1, 1.0)
     assert actions(state, 1.0)[0] is Do.RELEASE
     state.on_reply(0, 1.1, failed=True, broken=True)
@@ -211,54 +216,40 @@ def test_configured_action_runs_once_the_cell_has_ended(choice: str, what: Do) -
     assert not state.settled
 
 
-def test_failed_start_of_a_new_process_is_retried() -> None:
-    state = Recovery(2, Rules())
+@pytest.mark.parametrize("for_good", [False, True])
+def test_failed_start_of_a_new_process_is_retried_unless_it_is_impossible(for_good: bool) -> None:
+    state = Recovery(2, ClusterConfig())
     state.on_death(1, 0.0)
-    for _ in range(REPLACE_LIMIT):
+    for _ in range(1 if for_good else REPLACE_LIMIT):
         assert actions(state, 1.0) == [Do.REPLACE]
         assert not state.settled
-        state.on_replaced(1, well=False)
+        state.on_replaced(1, well=False, for_good=for_good)
     assert state.phase is Phase.LOST
+    assert actions(state, 1.0) == []
+    assert state.settled
     state.on_asked(1)  # the user may still retry
     assert actions(state, 2.0) == [Do.REPLACE]
     state.on_replaced(1, well=True)
     assert actions(state, 2.0) == [Do.FORM]
 
 
-def test_replacement_that_is_impossible_is_tried_once() -> None:
-    state = Recovery(2, Rules())
-    state.on_death(1, 0.0)
-    assert actions(state, 1.0) == [Do.REPLACE]
-    state.on_replaced(1, well=False, for_good=True)
-    assert state.phase is Phase.LOST
-    assert actions(state, 1.0) == []
-    assert state.settled
-
-
-def test_second_interrupt_of_a_cell_releases_without_collecting_stacks() -> None:
-    state = Recovery(2, Rules())
-    for rank in range(2):
-        state.on_sent(rank, 0.0)
-    state.on_interrupt(1.0, forced=False)
-    assert Do.RELEASE not in actions(state, 1.2)
-    state.on_interrupt(2.0, forced=False)
-    assert Do.RELEASE in actions(state, 2.0)
-
-
-def test_stacks_seen_before_an_interrupt_are_collected_again() -> None:
-    state = Recovery(2, Rules())
-    for rank in range(2):
-        state.on_sent(rank, 0.0)
+def test_interrupt_releases_ranks_seen_waiting_after_it_and_a_second_one_all() -> None:
+    state = running(2)
     state.on_inspected(0, 1.0, 0.001)
     state.on_interrupt(2.0, forced=False)
     state.on_inspected(0, 1.9, 0.001)  # a reply that was in transit
     assert Do.RELEASE not in actions(state, 2.2)
     state.on_inspected(0, 2.2, 0.2)
     assert Do.RELEASE in actions(state, 2.3)
+    state = running(2)
+    state.on_interrupt(1.0, forced=False)
+    assert Do.RELEASE not in actions(state, 1.2)
+    state.on_interrupt(2.0, forced=False)
+    assert Do.RELEASE in actions(state, 2.0)
 
 
 def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another() -> None:
-    state = Recovery(3, Rules(grace_s=1.0))
+    state = Recovery(3, ClusterConfig(grace_s=1.0))
     state.on_sent(0, 0.0, cell=1)
     for rank in (1, 2):
         state.on_sent(rank, 0.0, cell=2)
@@ -270,7 +261,7 @@ def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another() -> None
 
 
 def test_rank_killed_by_the_user_is_replaced_under_any_death_policy() -> None:
-    state = Recovery(2, Rules(on_rank_death="stop"))
+    state = Recovery(2, ClusterConfig(on_rank_death="stop"))
     state.on_asked(1)
     state.on_death(1, 0.0)
     assert actions(state, 0.0) == [Do.REPLACE]
@@ -279,15 +270,13 @@ def test_rank_killed_by_the_user_is_replaced_under_any_death_policy() -> None:
     assert actions(state, 0.0) == [Do.FORM]
     state.on_death(0, 1.0)
     assert state.after_death == "the cluster ends (--on-rank-death stop)"
-    state = Recovery(1, Rules())
+    state = Recovery(1, ClusterConfig())
     state.on_death(0, 0.0)
     assert state.after_death == "", "there is no other rank"
 
 
 def test_rank_stuck_in_mpi_is_killed_after_three_interrupts() -> None:
-    state = Recovery(RANKS, Rules())
-    for rank in range(RANKS):
-        state.on_sent(rank, 0.0)
+    state = running(RANKS)
     state.on_reply(0, 0.5, failed=False, broken=False)
     kills = []
     for now in (1.0, 1.2, 1.4, 2.0, 2.9, 3.1, 3.2):
@@ -301,7 +290,7 @@ def test_rank_stuck_in_mpi_is_killed_after_three_interrupts() -> None:
 
 
 def test_rank_that_is_being_killed_is_awaited() -> None:
-    state = Recovery(2, Rules())
+    state = Recovery(2, ClusterConfig())
     state.on_ending(1)
     assert not state.settled
     assert state.actions(0.0) == []  # the group is not formed with it
@@ -312,7 +301,7 @@ def test_rank_that_is_being_killed_is_awaited() -> None:
 
 
 def test_ranks_not_seen_waiting_are_released_for_a_few_seconds_only() -> None:
-    state = Recovery(2, Rules())
+    state = Recovery(2, ClusterConfig())
     state.on_sent(0, 0.0)
     state.on_interrupt(1.0, forced=True)
     times = [1.0 + at / 10 for at in range(600)]
@@ -326,7 +315,7 @@ def test_ranks_not_seen_waiting_are_released_for_a_few_seconds_only() -> None:
 
 
 def test_failed_reset_leaves_the_other_ranks_usable() -> None:
-    state = Recovery(2, Rules(on_rank_death="reset"))
+    state = Recovery(2, ClusterConfig(on_rank_death="reset"))
     state.on_death(1, 0.0)
     assert [action.do for action in state.actions(0.0)] == [Do.RESET]
     assert not state.settled

@@ -149,14 +149,12 @@ def test_gpu_errors_have_advice(text: str, is_lost: bool, message: str) -> None:
 
 def test_gpu_out_of_memory_is_reported_with_gpu_memory() -> None:
     error = {"ename": "OutOfMemoryError", "evalue": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    assert memory_shortage.is_shortage_of_gpu(error)
-    assert not memory_shortage.is_shortage(error)
-    assert memory_shortage.is_shortage(
-        {"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"}
-    )
     gpu = {"memory_used_bytes": 79 * 2**30, "memory_total_bytes": 80 * 2**30, "others": 1}
     vitals = {0: RankVitals(time_s=0.0, beat_s=0.0, state="idle", gpu=gpu)}
-    assert memory_shortage.held_on_gpus(vitals) == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
+    text = memory_shortage.after_failure(error, [], lambda: vitals)
+    assert text == "GPU memory in use: rank 0 79.0 of 80.0 GiB (with 1 other process)"
+    error = {"ename": "RuntimeError", "evalue": "DefaultCPUAllocator: can't allocate memory"}
+    assert memory_shortage.after_failure(error, [], lambda: vitals).startswith("memory held: ")
 
 
 def test_death_by_cuda_or_watchdog_is_reported_with_its_line() -> None:

@@ -59,7 +59,7 @@ def test_interrupt_ends_the_script_and_its_child_processes(
         """,
     )
     run = three.scripts.run(script, how=how, block=False)
-    run.listen(IgnoringListener())
+    run.listener = IgnoringListener()
     assert wait_until(lambda: three.table[0].state == "running" and len(three.where()) > 0)
     assert wait_until(lambda: any("barrier" in line or "long.py" in line for line in three.where()))
     three.interrupt()

@@ -1,7 +1,9 @@
-"""Merge the failures of several ranks.
+"""Make the failures of a cell from replies and deaths of ranks, and merge those of several ranks.
 
-Covers: which failures are the same, how each rank's failure differs.
-Does not cover: ranks that only waited for another (``cell_state``), display (``errors``).
+Covers: the last lines of a dead rank's stderr and faulthandler's report of its crash, with the cell's or script's line;
+which failures are the same, how each rank's failure differs.
+Does not cover: how a process ended (``messages.RankDeath``), ranks that only waited for another (``cell_state``),
+display (``errors``).
 
 Errors of one type at one line of the cell are one failure: it has one traceback, and for every other rank only the
 difference is kept. Failures without a line are the same if they differ only in numbers and addresses.
@@ -10,6 +12,7 @@ difference is kept. Failures without a line are the same if they differ only in 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
@@ -18,6 +21,8 @@ from ...protocol.messages import CellFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .events import Died, Replied
 
 # Incidental differences between ranks: addresses, repetition counts, and the file name that IPython gives the cell.
 _INCIDENTAL = re.compile(
@@ -32,6 +37,86 @@ _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 SHORT_TEXT = 200  # characters; shorter texts are shown whole
 AROUND = 40  # characters of context around a difference
 COMPARED_WORDS = 500  # longest middle part to compare in detail, in tokens
+
+LINES = 12  # of stderr or a crash report
+_NO_NEWS = "Extension modules:"  # start of a line that lists all loaded extension modules
+_GLOO_MISMATCH = "Received data size doesn't match expected size"
+_RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/in_process.py"  # file of the frame that calls a script
+_WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
+_FRAME = re.compile(r'File "(.*)", line (\d+)')
+_CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
+
+
+def failure_of(reply: Replied, host: str) -> CellFailure:
+    """Return the failure that a rank has replied with."""
+    content = reply.content
+    return CellFailure(
+        ranks=(reply.rank,),
+        hosts=(host,),
+        ename=content.get("ename", "Error"),
+        evalue=content.get("evalue", ""),
+        traceback=tuple(content.get("traceback", ())),
+        line=content.get("line"),
+        file=content.get("file", ""),
+        time_s=content.get("time_s", reply.time_s),
+        details=tuple(content.get("details", ())),
+        raised_at=content.get("raised_at", ""),
+        of_group=content.get("group_error", False) and content["ename"] != "KeyboardInterrupt",
+    )
+
+
+def death_of(death: Died, host: str) -> CellFailure:
+    """Return the death of a rank as its failure."""
+    record = death.record
+    why = _root_line(record.stderr_tail)
+    cause = record.cause if record.host_silent_s else f"process {record.pid} {record.cause}{why and f': {why[:300]}'}"
+    traceback, file, line = _death_lines(record.stderr_tail, record.crash)
+    return CellFailure(
+        ranks=(death.rank,),
+        hosts=(host,),
+        ename=RANK_DIED,
+        evalue=cause,
+        traceback=traceback,
+        line=line,
+        file=file,
+        time_s=death.time_s,
+    )
+
+
+def _root_line(stderr_tail: str) -> str:
+    """Return the line of stderr on why CUDA or NCCL ended the process; empty if there is none."""
+    lines = [line.strip() for line in stderr_tail.splitlines()]
+    found = next((line for line in lines if "CUDA error:" in line), "")
+    return found or next((line for line in lines if _WATCHDOG.search(line)), "")
+
+
+def _death_lines(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, int | None]:
+    """Return the lines to show, and from the crash report the script's file (empty for a cell) and its line."""
+    last_lines = stderr_tail.strip().splitlines()[-LINES:]
+    reported, file, line = _up_to_own(crash)
+    shown = (["Its last lines on stderr:", *last_lines] if last_lines else []) + reported
+    if _GLOO_MISMATCH in stderr_tail:
+        shown.append(
+            "Gloo aborts a process that receives more than its tensor holds: ranks passed tensors of different"
+        )
+        shown.append("sizes or types to one collective, or to a send and its recv; compare the shapes on all ranks")
+    return tuple(shown), file, line
+
+
+def _up_to_own(crash: str) -> tuple[list[str], str, int | None]:
+    """Return the report's lines up to the frame of the cell or script, with the file and line of that frame.
+
+    Frames are listed from the innermost on; those that called the cell or the script are left out.
+    """
+    lines = [line for line in crash.splitlines() if line and not line.startswith(_NO_NEWS)]
+    for index, line in enumerate(lines):
+        match = _CELL.search(line)
+        if match:
+            return [*lines[:index], _CELL.sub(r"Cell, line \1", line)], "", int(match[1])
+        script = _FRAME.search(lines[index - 1]) if index and _RUNS_SCRIPT in line else None
+        if script:
+            return lines[:index], script[1].rpartition("/")[2], int(script[2])
+    return lines[:LINES], "", None
 
 
 def merge_failures(failures: Iterable[CellFailure]) -> tuple[CellFailure, ...]:
@@ -54,23 +139,18 @@ def _likeness(failure: CellFailure) -> tuple[object, ...]:
 
 def _merge(group: list[CellFailure]) -> CellFailure:
     is_program = group[0].ename == PROGRAM_EXIT
-    first = group[0] if is_program else min(group, key=lambda failure: failure.ranks)
-    others = sorted((failure for failure in group if failure is not first), key=lambda failure: failure.ranks)
-    variants = ((other.ranks[0], _difference(other, first)) for other in others)
+    in_order = sorted(group, key=lambda failure: failure.ranks)
+    first = group[0] if is_program else in_order[0]
+    variants = ((other.ranks[0], _difference(other, first)) for other in in_order if other is not first)
     evalue = first.evalue
     if is_program and len(group) > 1:  # the others may have ended because of it
         evalue += f"; rank {group[0].ranks[0]}'s was the first"
-    return CellFailure(
-        ranks=tuple(sorted(failure.ranks[0] for failure in group)),
-        hosts=tuple(dict.fromkeys(each.hosts[0] for each in sorted(group, key=lambda each: each.ranks))),
-        ename=first.ename,
+    return replace(
+        first,
+        ranks=tuple(failure.ranks[0] for failure in in_order),
+        hosts=tuple(dict.fromkeys(failure.hosts[0] for failure in in_order)),
         evalue=evalue,
-        traceback=first.traceback,
-        line=first.line,
-        file=first.file,
         time_s=group[0].time_s,
-        details=first.details,
-        raised_at=first.raised_at,
         variants=tuple((rank, text) for rank, text in variants if text),
     )
 
