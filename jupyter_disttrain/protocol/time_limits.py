@@ -283,7 +283,7 @@ REPORT_ERROR_SECONDS = 2.0  # for an error to be sent, before an interrupt may c
 LINGER_MS = 1_000  # for the last messages between nodes
 
 # features.staging.pipeline
-CUT_SECONDS = 5.0  # for the client to end this node, after the connection to the next one has ended
+PIPELINE_CUT_SECONDS = 5.0  # for the client to end this node, after the connection to the next one has ended
 GREET_SECONDS = 20.0  # for the node after to be reached
 PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
 

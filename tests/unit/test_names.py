@@ -57,3 +57,10 @@ def test_no_ruled_out_word_is_in_the_package() -> None:
         for line, word in ruled_out(path.read_text())
     ]
     assert not places, "\n".join(places)
+
+
+def test_no_module_assigns_a_constant_twice() -> None:
+    """The second value would replace the first, e.g. the time limit of another feature."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assigned = re.findall(r"^([A-Z][A-Z0-9_]*)(?:: .+)? = ", path.read_text(), re.MULTILINE)
+        assert len(assigned) == len(set(assigned)), path

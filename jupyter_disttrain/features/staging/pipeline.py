@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import zmq
 
 from ...errors import StageError
-from ...protocol.time_limits import CUT_SECONDS, GREET_SECONDS, PIPELINE_POLL_SECONDS
+from ...protocol.time_limits import GREET_SECONDS, PIPELINE_CUT_SECONDS, PIPELINE_POLL_SECONDS
 from .source import Item, Source, SourceFile, hash_files, read_blocks
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class PipelineNode:
                 f"{here.host} could not connect to {after.host} at {after.url} within {GREET_SECONDS:g} s; open the "
                 "ports between the nodes, or name the network that is open with --interface"
             )
-        if links.cut_at is not None and now > links.cut_at + CUT_SECONDS:
+        if links.cut_at is not None and now > links.cut_at + PIPELINE_CUT_SECONDS:
             raise StageError(f"the connection from {here.host} to {after.label} was cut; stage it again")
 
     def _turn(self, call: Callable[[], T]) -> T:

@@ -71,7 +71,7 @@ def test_damaged_block_fails_the_copy_and_no_file_is_complete(
 
 
 def test_connection_that_is_cut_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "CUT_SECONDS", 0.1)
+    monkeypatch.setattr(pipeline, "PIPELINE_CUT_SECONDS", 0.1)
     chain = Chain(data, [tmp_path / "a", tmp_path / "b"])
     chain.relays[0].start(chain.places, 0, verify=False)
     while not chain.links[0].is_reached:
