@@ -144,10 +144,11 @@ class ListModules(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFiles(RankRequest):
-    """Reply the ``names`` of files that differ from the notebook's."""
+    """Remove copied files; reply the ``names`` of those that differ from the notebook's, and those ``removed``."""
 
     folder: str  # the notebook's folder
     hashes: dict[str, str]  # SHA-256 by name
+    gone: dict[str, dict[str, str]]  # the same of the files to remove unless changed here, by host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +157,6 @@ class WriteFiles(RankRequest):
 
     folder: str
     names: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoveFiles(RankRequest):
-    """Remove files that the notebook's folder no longer has, unless changed here. Replies the ``names``."""
-
-    folder: str
-    hashes: dict[str, str]
 
 
 # Scripts and data sets

@@ -42,7 +42,6 @@ from ...protocol.requests import (
     Pull,
     Push,
     Release,
-    RemoveFiles,
     RepeatReply,
     RepeatReplyInOrder,
     Respawn,
@@ -241,19 +240,19 @@ class RequestHandler:
 
     @serves(CompareFiles)
     def _compare_code(self, request: CompareFiles, _buffers: list[Any]) -> Reply:
-        """Reply with the files that differ from those in the notebook's folder."""
-        return {"status": "ok", "names": self._local_modules.compare(request.folder, request.hashes)}, []
+        """Remove files that are no longer in the notebook's folder; reply with those that differ."""
+        removed = self._local_modules.remove(request.folder, request.gone.get(self._info.host, {}))
+        return {
+            "status": "ok",
+            "names": self._local_modules.compare(request.folder, request.hashes),
+            "removed": removed,
+        }, []
 
     @serves(WriteFiles)
     def _write_code(self, request: WriteFiles, buffers: list[Any]) -> Reply:
         """Write files of the notebook's folder."""
         self._local_modules.write(request.folder, request.names, buffers)
         return {"status": "ok"}, []
-
-    @serves(RemoveFiles)
-    def _remove_code(self, request: RemoveFiles, _buffers: list[Any]) -> Reply:
-        """Remove files that are no longer in the notebook's folder."""
-        return {"status": "ok", "names": self._local_modules.remove(request.folder, request.hashes)}, []
 
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Replace MPI's old world with the new one wherever it is held; return what could not be changed."""
