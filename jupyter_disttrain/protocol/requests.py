@@ -180,19 +180,15 @@ class PrepareStaging(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgetStaging(RankRequest):
-    """Cancel the preparation to receive a data set."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StagingState(RankControlRequest):
     """Reply the progress of copying a data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndStaging(RankControlRequest):
-    """End a copy that waits for another node."""
+    """End the copy of a data set, also one that was only prepared."""
 
+    mark: str  # of the copy: a later one goes on
     because: str
 
 

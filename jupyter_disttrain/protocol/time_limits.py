@@ -122,9 +122,7 @@ ASLEEP_SECONDS = 2.0  # without CPU time of a new process in MPI_Init, where it 
 
 # features.staging.notebook_source
 STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
-FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
 STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends, and ssh, to end
-STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of ssh
 
 # features.staging.client
 STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are

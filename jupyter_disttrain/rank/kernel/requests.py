@@ -29,7 +29,6 @@ from ...protocol.requests import (
     CompareFiles,
     Digest,
     EndStaging,
-    ForgetStaging,
     Form,
     Handlers,
     Identify,
@@ -225,12 +224,6 @@ class RequestHandler:
             return {"status": "ok", "trouble": str(error)}, []
         return {"status": "ok", **prepared}, []
 
-    @serves(ForgetStaging)
-    def _let_go_of_staging(self, _request: ForgetStaging, _buffers: list[Any]) -> Reply:
-        """Forget the planned copy."""
-        self.staging.let_go()
-        return {"status": "ok"}, []
-
     # The user's own modules
 
     @serves(ListModules)
@@ -297,7 +290,7 @@ class RequestHandler:
 
     @serves_beside(EndStaging)
     def _end_staging(self, request: EndStaging, _cell: dict[str, Any] | None) -> Reply:
-        self.staging.release(request.because)
+        self.staging.release(request.because, request.mark)
         return {"status": "ok"}, []
 
     @serves(RepeatReplyInOrder)
