@@ -145,10 +145,11 @@ class ListModules(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFiles(RankRequest):
-    """Reply the ``names`` of files that differ from the notebook's."""
+    """Remove copied files; reply the ``names`` of those that differ from the notebook's, and those ``removed``."""
 
     folder: str  # the notebook's folder
     hashes: dict[str, str]  # SHA-256 by name
+    gone: dict[str, dict[str, str]]  # the same of the files to remove unless changed here, by host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +158,6 @@ class WriteFiles(RankRequest):
 
     folder: str
     names: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoveFiles(RankRequest):
-    """Remove files that the notebook's folder no longer has, unless changed here. Replies the ``names``."""
-
-    folder: str
-    hashes: dict[str, str]
 
 
 # Scripts and data sets
@@ -188,19 +181,15 @@ class PrepareStaging(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgetStaging(RankRequest):
-    """Cancel the preparation to receive a data set."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StagingState(RankControlRequest):
     """Reply the progress of copying a data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndStaging(RankControlRequest):
-    """End a copy that waits for another node."""
+    """End the copy of a data set, also one that was only prepared."""
 
+    mark: str  # of the copy: a later one goes on
     because: str
 
 

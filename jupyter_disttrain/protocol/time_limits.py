@@ -197,9 +197,7 @@ CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
 # Other features
 
 STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
-FORWARD_SECONDS = 20.0  # for ssh to open a forwarded port
 STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends a data set, and ssh, to end
-STAGE_SENDER_POLL_SECONDS = 0.02  # between two checks of ssh
 STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are
 LINGER_MS = 1_000  # for the last messages between nodes
 GREET_SECONDS = 20.0  # for the node after to be reached

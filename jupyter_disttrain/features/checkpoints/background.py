@@ -11,12 +11,13 @@ where no other rank takes part.
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ...rank.process_group.errors import is_of_group
 from ...rank.process_group.subgroups import BESIDE
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+# Equal on all ranks, so that it is shown once.
 CUT_OFF = "the checkpoint that was being written in the background was aborted; the previous version remains the latest"
 
 
@@ -38,47 +40,34 @@ class Beside:
         self._outcome: Future[str] | None = None
 
     def write(self, state: dict[str, Any], folder: Path, finish: Callable[[], object]) -> None:
-        """Copy a state and start to write it; called on all ranks, after :meth:`wait`.
+        """Copy a state dict and start to write it to a version's folder; called on all ranks, after :meth:`wait`.
 
-        Parameters
-        ----------
-        state
-            The state dict that ``torch.distributed.checkpoint`` saves.
-        folder
-            The version's folder.
-        finish
-            Called once all ranks have written.
+        ``finish`` is called once all ranks have written.
         """
         # Only some ranks may have the group: a rank is new, or an interrupt came while they made it.
-        if not all(_of_all(self._has_group)):
-            self._group = dist.new_group(backend="gloo", group_desc=BESIDE)
-        outcome = self._outcome = Future()
+        group = self._group if all(_of_all(self._has_group)) else dist.new_group(backend="gloo", group_desc=BESIDE)
+        self._group = None  # if this rank fails here, others may wait in it
+        outcome: Future[str] = Future()
 
         def end(written: Future[Any]) -> None:
             if outcome.set_running_or_notify_cancel():  # else wait() has given it up
                 outcome.set_result(_end(written, finish, folder))
 
-        try:
-            written: Any = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=self._group)
-        except BaseException:  # including an interrupt: there is no thread of this rank to wait for
-            self._outcome = self._group = None
-            raise
+        written: Any = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=group)
+        self._group, self._outcome = group, outcome
         written.add_done_callback(end)
 
     def wait(self) -> None:
         """Wait until the version that was begun last is written; called on all ranks.
 
-        Raises
-        ------
-        CheckpointError
-            If it could not be written on any rank; not if writing was aborted, which is reported when it happens.
+        Raises a CheckpointError if a rank could not write it; not if it was aborted, which is reported when it happens.
         """
         outcome = self._outcome
         if not all(_of_all(outcome is not None and self._has_group)) and outcome is not None:
             self._group = None
             if outcome.cancel():  # its thread may wait forever for a rank that takes no part or has left the group
                 outcome = None
-                _report_cut_off()
+                sys.stderr.write(f"{CUT_OFF}\n")
         failures = _of_all("" if outcome is None else outcome.result())
         self._outcome = None
         for rank, failure in enumerate(failures):
@@ -93,25 +82,18 @@ class Beside:
 
 def _end(written: Future[Any], finish: Callable[[], object], folder: Path) -> str:
     """Finish a version that was written; return why it was not saved."""
-    error = None if written.cancelled() else written.exception()
-    # A death or an interrupt is reported elsewhere. torch raises ValueError for a destroyed group.
-    if written.cancelled() or (error is not None and (is_of_group(error) or isinstance(error, ValueError))):
-        _report_cut_off()
-        return ""
-    if error is None:
-        try:
-            finish()
-        except Exception as failed:  # noqa: BLE001  (called in a thread; wait() would otherwise block forever)
-            error = failed
-        else:
+    try:
+        written.result()
+        finish()
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  (in a thread; wait() would block forever)
+        # A death or an interrupt is reported elsewhere. torch raises ValueError for a destroyed group.
+        if isinstance(error, (CancelledError, ValueError)) or is_of_group(error):
+            sys.stderr.write(f"{CUT_OFF}\n")
             return ""
-    text = reason_of(error, folder)
-    sys.stderr.write(f"the checkpoint was not saved: {text}\n")
-    return text
-
-
-def _report_cut_off() -> None:
-    sys.stderr.write(f"{CUT_OFF}\n")  # equal on all ranks, so that it is shown once
+        text = reason_of(error, folder)
+        sys.stderr.write(f"the checkpoint was not saved: {text}\n")
+        return text
+    return ""
 
 
 def _of_all(own: Any) -> list[Any]:

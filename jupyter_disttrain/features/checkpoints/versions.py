@@ -126,13 +126,7 @@ def sync(path: Path) -> None:
 
 
 def latest(path: Path) -> Path:
-    """Return the newest version in a checkpoint's folder; if ``path`` is a version, return it.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no version.
-    """
+    """Return the newest version in a checkpoint's folder, or ``path`` if it is a version."""
     if (path / ABOUT).exists():
         return path
     versions = versions_in(path)

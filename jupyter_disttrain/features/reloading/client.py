@@ -17,7 +17,7 @@ from ...client.cells.history import Origin
 from ...client.cells.variables import ask
 from ...errors import CodeError, UsageError
 from ...protocol.ranks import label_ranks
-from ...protocol.requests import CompareFiles, ListModules, RemoveFiles, WriteFiles
+from ...protocol.requests import CompareFiles, ListModules, WriteFiles
 from .imports import imported
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class Reloading:
         launch, chosen = self._session.ready(ranks)
         imports = {rank: reply["content"] for rank, reply in ask(launch, chosen, ListModules()).items()}
         files = _with_imports(folder, [*named, *_imported(folder, imports.values())])
-        removed = self._remove(launch, chosen, folder)
-        brought = self._bring(launch, chosen, folder, files)
+        brought, removed = self._update_files(launch, chosen, folder, files)
         hosts = {host for some in brought.values() for host in some}
         stale = [rank for rank in chosen if imports[rank]["edited"] or launch.table[rank].info.host in hosts]
         if not stale:
@@ -96,56 +95,41 @@ class Reloading:
         run = self._session.run("get_ipython().local_modules.reload(globals());", stale, **options)
         return _result(run.results, brought, removed)
 
-    def _bring(
+    def _update_files(
         self, launch: Launch, ranks: Sequence[int], folder: Path, files: Mapping[str, bytes]
-    ) -> dict[str, tuple[str, ...]]:
-        """Send the files that differ on a node to one of its ranks; return the hosts by file."""
-        if not files:
-            return {}
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """Send files that a node lacks to one of its ranks, and remove copied ones that no longer exist here.
+
+        Returns for both the hosts by file.
+        """
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        compare = CompareFiles(folder=str(folder), hashes=hashes)
-        hosts: dict[str, tuple[str, ...]] = {}
-        for rank, reply in ask(launch, _one_of_each_node(launch, ranks), compare).items():
+        gone = {
+            host: {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
+            for (host, base), there in self._brought.items()
+            if base == str(folder)
+        }
+        brought, removed = (defaultdict[str, tuple[str, ...]](tuple) for _ in range(2))
+        if not hashes and not any(gone.values()):
+            return brought, removed
+        one_of_each_node = {launch.table[rank].info.node_rank: rank for rank in reversed(ranks)}
+        compare = CompareFiles(folder=str(folder), hashes=hashes, gone=gone)
+        for rank, reply in ask(launch, sorted(one_of_each_node.values()), compare).items():
             names, host = reply["content"]["names"], launch.table[rank].info.host
+            there = self._brought.setdefault((host, str(folder)), {})
             if names:
-                request = WriteFiles(folder=str(folder), names=names)
-                ask(launch, [rank], request, [files[name] for name in names])
+                ask(launch, [rank], WriteFiles(folder=str(folder), names=names), [files[name] for name in names])
             for name in names:
-                self._brought.setdefault((host, str(folder)), {})[name] = hashes[name]
-                hosts[name] = (*hosts.get(name, ()), host)
-        return hosts
-
-    def _remove(self, launch: Launch, ranks: Sequence[int], folder: Path) -> dict[str, tuple[str, ...]]:
-        """Remove copied files from nodes that no longer exist here; return the hosts by file."""
-        hosts: dict[str, tuple[str, ...]] = {}
-        for rank in _one_of_each_node(launch, ranks):
-            host = launch.table[rank].info.host
-            there = self._brought.get((host, str(folder)), {})
-            gone = {name: hashed for name, hashed in sorted(there.items()) if not (folder / name).exists()}
-            if gone:
-                request = RemoveFiles(folder=str(folder), hashes=gone)
-                for name in ask(launch, [rank], request)[rank]["content"]["names"]:
-                    hosts[name] = (*hosts.get(name, ()), host)
-            for name in gone:
+                there[name] = hashes[name]
+                brought[name] += (host,)
+            for name in gone.get(host, ()):
                 del there[name]
-        return hosts
-
-
-def _one_of_each_node(launch: Launch, ranks: Sequence[int]) -> list[int]:
-    first: dict[int, int] = {}
-    for rank in ranks:
-        first.setdefault(launch.table[rank].info.node_rank, rank)
-    return list(first.values())
+            for name in reply["content"]["removed"]:
+                removed[name] += (host,)
+        return brought, removed
 
 
 def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
-    """Return the files of a path or a module's name, relative to the notebook's folder.
-
-    Raises
-    ------
-    UsageError
-        If there is no such file or module, or it is not below the notebook's folder.
-    """
+    """Return the files of a path or a module's name, relative to the notebook's folder and below it."""
     given = Path(path).expanduser()
     chosen = next((each for each in (given, *_of_module(str(path))) if (folder / each).exists()), None)
     if chosen is None:

@@ -70,15 +70,10 @@ class LocalModules:
         return [name for name, hashed in hashes.items() if _hash(self._place(folder, name)) != hashed]
 
     def write(self, folder: str, names: Sequence[str], contents: Sequence[Any]) -> None:
-        """Write files of the notebook's folder where this rank imports them.
+        """Write files of the notebook's folder where this rank imports them, in place of links to files.
 
-        A link in place of a file is replaced by the file. A folder that is a link to somewhere else is neither written
-        into, because others may use its content, nor replaced, because it may hold more files than are sent.
-
-        Raises
-        ------
-        ValueError
-            If a file's folder is a link to somewhere else.
+        Raises a ValueError for a folder that is a link to somewhere else: others may use what is in it, and it may hold
+        more files than are sent.
         """
         for name, content in zip(names, contents, strict=True):
             path = self._place(folder, name)
@@ -95,10 +90,7 @@ class LocalModules:
             new.replace(path)  # atomic: a rank that imports it now reads the old or the new file
 
     def remove(self, folder: str, hashes: Mapping[str, str]) -> list[str]:
-        """Remove files that were written here, and folders that become empty; return the removed files.
-
-        A file with other contents than those written is kept.
-        """
+        """Remove files with these contents, and folders that become empty; return the removed files."""
         removed = []
         for name, hashed in hashes.items():
             path = self._place(folder, name)
@@ -111,11 +103,7 @@ class LocalModules:
         return removed
 
     def _place(self, folder: str, name: str) -> Path:
-        """Return a file's path here.
-
-        Only the name is checked, and links are not resolved: a module that is a link, or is in a linked folder, is
-        imported and read through the link.
-        """
+        """Return a file's path here; a module that is a link, or in a linked folder, is imported through the link."""
         base = self._base(folder)
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name} is outside of {base}")
@@ -131,13 +119,8 @@ class LocalModules:
     def reload(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Reload the edited modules; ``variables`` of cells that hold their classes get the new ones.
 
-        A module that imports one that failed is reloaded nevertheless.
-
-        Returns
-        -------
-        dict
-            ``"reloaded"``: names of modules; ``"failed"``: location and reason, by name; ``"kept"``: classes whose
-            objects keep the old code, with the reason.
+        Returns names of modules (``reloaded``), location and reason by name (``failed``), and classes whose objects
+        keep the old code (``kept``). A module that imports one that failed is reloaded nevertheless.
         """
         edited = [name for name in _own() if _is_edited(name)]
         reloaded, failed, kept = [], {}, []
@@ -198,20 +181,15 @@ def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str
         module.__dict__.clear()
         module.__dict__.update(before)
         raise
-    _keep_submodules(before, module)
     _rebind(before, module, [variables, *map(vars, _own().values())])
     return list(kept)
 
 
-def _keep_submodules(before: Mapping[str, Any], module: ModuleType) -> None:
-    """Set the submodules of a reloaded package in it, as Python does so only when it imports them."""
-    for name, value in before.items():
-        if value is sys.modules.get(f"{module.__name__}.{name}"):
-            module.__dict__.setdefault(name, value)
-
-
 def _rebind(before: Mapping[str, Any], module: ModuleType, namespaces: Iterable[dict[str, Any]]) -> None:
-    """Give variables that hold a class of a reloaded module, or a member of its enums, the new one."""
+    """Give variables that hold a class of a reloaded module, or a member of its enums, the new one; keep submodules."""
+    for name, value in before.items():
+        if value is sys.modules.get(f"{module.__name__}.{name}"):  # Python sets them only when it imports them
+            module.__dict__.setdefault(name, value)
     olds = [old for old in before.values() if isinstance(old, type) and old.__module__ == module.__name__]
     new_of = {id(old): getattr(module, old.__qualname__, None) for old in olds}
     for variables in namespaces:

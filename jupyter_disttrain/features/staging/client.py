@@ -9,8 +9,7 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from ...client.cells.variables import ask, check_names, push
 from ...config.data_urls import is_address, without_secrets
 from ...errors import ClusterClosedError, StageError
 from ...protocol.ranks import counted, label_ranks
-from ...protocol.requests import EndStaging, ForgetStaging, PrepareStaging, RankControlRequest, StagingState
+from ...protocol.requests import EndStaging, PrepareStaging, StagingState
 from ...protocol.states import RankState
 from ...protocol.time_limits import STAGING_POLL_SECONDS
 from .links import Place
@@ -31,7 +30,8 @@ from .notebook_source import NotebookSource
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from ...client.cells.cell_run import CellRun
     from ...client.cells.events import Event
@@ -156,24 +156,23 @@ class Staging:
             check_names([name])
         if not (isinstance(source, str) and is_address(source)):
             source = Path(source).expanduser().absolute()
-        where = str(source)
         launch, ranks = self._session.ready("all")
-        first = [rank for rank in ranks if launch.table[rank].info.local_rank == 0]
-        keys = [key.decode() for key in zmq.curve_keypair()]
+        copy = _Copy(str(source), launch, ranks, on_progress)
         try:
-            chain, is_seen = _get_ready(launch, first, where, None if to is None else str(to), keys)
-            order = [place.rank for place in chain if place.rank is not None]
-            with nullcontext() if is_seen else NotebookSource(where, launch, keys, chain, verify=verify) as sender:
+            chain = copy.prepare(None if to is None else str(to))
+            sender = None if copy.is_seen else NotebookSource(copy.where, launch, copy.keys, chain, verify=verify)
+            with sender or nullcontext():
+                copy.sender = sender
                 places = [tuple(place) for place in ([sender.place] if sender else []) + chain]
                 run = self._session.run(
                     f"get_ipython().staging.run({places!r}, verify={verify})",
-                    order,
-                    listener=_Watch(launch, order, sender, on_progress),
+                    copy.ranks,
+                    listener=copy,
                     origin=replace(origin or Origin(), is_cell=False),
                 )
-                staged = _result(where, launch, ranks, run, order[0], sender)
+                staged = copy.result(run)
         except BaseException:  # also after an interrupt, no port stays open on a node
-            _let_go(launch, first)
+            copy.end(copy.ranks, "the copy was ended")
             raise
         if name is not None:
             for path in dict.fromkeys(staged.paths.values()):
@@ -181,68 +180,94 @@ class Staging:
         return staged
 
 
-class _Watch:
-    """End the copy where one part of it fails; poll the nodes' progress while waiting for the cell that copies."""
+class _Copy:
+    """One copy: prepare the nodes, poll their progress while they copy, end them where one part of it fails.
+
+    It listens to the cell that copies.
+    """
 
     def __init__(
         self,
+        where: str,
         launch: Launch,
         ranks: Sequence[int],
-        sender: NotebookSource | None,
         on_progress: Callable[[StageProgress], None] | None,
     ) -> None:
-        self._launch, self._ranks, self._sender, self._on_progress = launch, ranks, sender, on_progress
+        self.where, self.launch = where, launch
+        self.keys = [key.decode() for key in zmq.curve_keypair()]
+        self.ranks = [rank for rank in ranks if launch.table[rank].info.local_rank == 0]
+        self.is_seen = False  # whether a node sees the source
+        self.sender: NotebookSource | None = None  # if no node sees it
+        self._infos = {rank: launch.table[rank].info for rank in ranks}
+        self._mark = f"mark-{uuid.uuid4().hex[:8]}"
+        self._on_progress = on_progress
         self._asked: dict[int, Future[Message]] = {}
         self._states: dict[int, Message] = {}
         self._has_ended = False
         self._began = self._due = time.monotonic()
 
+    def prepare(self, to: str | None) -> list[Place]:
+        """Prepare the nodes; return them in their order, one that sees the source first."""
+        request = PrepareStaging(source=self.where, to=to, mark=self._mark, keys=self.keys)
+        ready = {rank: reply["content"] for rank, reply in ask(self.launch, self.ranks, request).items()}
+        refused = [f"rank {rank}: {content['trouble']}" for rank, content in ready.items() if content.get("trouble")]
+        if refused:
+            raise StageError("; ".join(refused))
+        self.ranks.sort(key=lambda rank: not ready[rank]["sees"])
+        self.is_seen = ready[self.ranks[0]]["sees"]
+        if not self.is_seen and not Path(self.where).exists():
+            hosts = ", ".join(dict.fromkeys([*(self._infos[rank].host for rank in ready), socket.gethostname()]))
+            raise StageError(
+                f"{self.where} does not exist on {hosts}; put it on a file system that a node can read, or use an "
+                "address that fsspec reads, such as s3://bucket/folder"
+            )
+        return [Place(*ready[rank]["place"]) for rank in self.ranks]
+
+    def end(self, ranks: Iterable[int], because: str) -> None:
+        """End the copy on ranks, without waiting for it."""
+        with suppress(ClusterClosedError):
+            for entry in (self.launch.table[rank] for rank in ranks):
+                if entry.state != RankState.DEAD:
+                    self.launch.open_link.request(entry.engine, EndStaging(mark=self._mark, because=because))
+
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
         """Take the replies that have arrived, and send new requests, without waiting."""
-        faults = [self._fault_of(event) for event in events] + [self._sender.fault if self._sender else ""]
+        faults = [self._fault_of(event) for event in events] + [self.sender.fault if self.sender else ""]
         because = next(filter(None, faults), "")
         if because and not self._has_ended:
             self._has_ended = True
-            for rank in run.running_now:
-                self._ask(rank, EndStaging(because=because))
-        now = time.monotonic()
-        if self._on_progress is None or now < self._due or run.done:
-            return
-        self._due = now + STAGING_POLL_SECONDS
-        for rank in self._ranks:
-            future = self._asked.get(rank)
-            if future is not None and not future.done():
-                continue
-            if future is not None and future.exception() is None:
-                self._states[rank] = future.result()["content"]
-            self._asked[rank] = self._ask(rank, StagingState())
-        states = [each for each in self._states.values() if each.get("phase")]
-        if states:
-            behind = max(states, key=lambda each: each["total_bytes"] - each["done_bytes"])
-            total = max(each["total_bytes"] for each in states)
-            self._on_progress(
-                StageProgress(
-                    phase=behind["phase"],
-                    done_bytes=total - behind["total_bytes"] + behind["done_bytes"],
-                    total_bytes=total,
-                    nodes=len(self._ranks),
-                    seconds=now - self._began,
-                )
-            )
+            self.end(run.running_now, because)
+        if self._on_progress is not None and time.monotonic() >= self._due and not run.done:
+            self._due = time.monotonic() + STAGING_POLL_SECONDS
+            with suppress(ClusterClosedError):  # the cell reports it
+                self._poll(self._on_progress)
 
     def _fault_of(self, event: Event) -> str:
-        where = f"rank {event.rank} on {self._launch.table[event.rank].info.host}"
+        where = f"rank {event.rank} on {self._infos[event.rank].host}"
         if isinstance(event, Died):
             return f"{where} died"
         return f"{where} failed" if isinstance(event, Replied) and event.content["status"] != "ok" else ""
 
-    def _ask(self, rank: int, request: RankControlRequest) -> Future[Message]:
-        try:
-            return self._launch.open_link.request(self._launch.table[rank].engine, request)
-        except ClusterClosedError as error:  # the cell reports it
-            future: Future[Message] = Future()
-            future.set_exception(error)
-            return future
+    def _poll(self, on_progress: Callable[[StageProgress], None]) -> None:
+        for rank in self.ranks:
+            asked = self._asked.get(rank)
+            if asked is None or asked.done():
+                if asked is not None and asked.exception() is None:
+                    self._states[rank] = asked.result()["content"]
+                self._asked[rank] = self.launch.open_link.request(self.launch.table[rank].engine, StagingState())
+        states = [each for each in self._states.values() if each.get("phase")]
+        if states:
+            behind = max(states, key=lambda each: each["total_bytes"] - each["done_bytes"])
+            total = max(each["total_bytes"] for each in states)
+            on_progress(
+                StageProgress(
+                    phase=behind["phase"],
+                    done_bytes=total - behind["total_bytes"] + behind["done_bytes"],
+                    total_bytes=total,
+                    nodes=len(self.ranks),
+                    seconds=time.monotonic() - self._began,
+                )
+            )
 
     def on_late(self, event: Event) -> Event:
         """Leave late events to the next cell."""
@@ -251,66 +276,31 @@ class _Watch:
     def on_end(self, run: CellRun) -> None:
         """Do nothing: the caller shows the result."""
 
-
-def _get_ready(
-    launch: Launch, first: Sequence[int], where: str, to: str | None, keys: list[str]
-) -> tuple[list[Place], bool]:
-    """Prepare the nodes; return them in their order, and whether the first one sees the source (else this machine)."""
-    request = PrepareStaging(source=where, to=to, mark=f"mark-{uuid.uuid4().hex[:8]}", keys=keys)
-    ready = {rank: reply["content"] for rank, reply in ask(launch, first, request).items()}
-    refused = [f"rank {rank}: {content['trouble']}" for rank, content in ready.items() if content.get("trouble")]
-    if refused:
-        raise StageError("; ".join(refused))
-    order = sorted(first, key=lambda rank: not ready[rank]["sees"])
-    is_seen = ready[order[0]]["sees"]
-    if not is_seen and not Path(where).exists():
-        hosts = ", ".join(dict.fromkeys([*(launch.table[rank].info.host for rank in first), socket.gethostname()]))
-        raise StageError(
-            f"{where} does not exist on {hosts}; put it on a file system that a node can read, or use an address that "
-            "fsspec reads, such as s3://bucket/folder"
+    def result(self, run: CellRun) -> Staged:
+        """Combine the nodes' reports; raises a StageError if the copy ended early without an error on a node."""
+        reports: dict[int, dict[str, Any]] = run.results
+        ended = next((report["ended"] for report in reports.values() if report["ended"]), "")
+        if ended:
+            raise StageError(
+                f"{without_secrets(self.where)} was not copied to every node: {ended}; complete files are kept, and "
+                "the next call copies the others"
+            )
+        paths = {self._infos[rank].node_rank: report["path"] for rank, report in reports.items()}
+        first = reports[self.ranks[0]]
+        return Staged(
+            name=Path(first["path"]).name,
+            paths={rank: paths[info.node_rank] for rank, info in self._infos.items()},
+            files=first["files"],
+            size_bytes=first["size_bytes"],
+            copied_bytes=max(report["copied_bytes"] for report in reports.values()),
+            read_bytes=first["read_bytes"] if self.sender is None else self.sender.read_bytes,
+            seconds=max(run.durations_s.values()),
+            nodes=len(reports),
+            shared={
+                self._infos[rank].host: each["shares_with"] for rank, each in reports.items() if each["shares_with"]
+            },
+            read_on=self._infos[self.ranks[0]].host if self.sender is None else str(self.sender),
         )
-    return [Place(*ready[rank]["place"]) for rank in order], is_seen
-
-
-def _let_go(launch: Launch, ranks: Sequence[int]) -> None:
-    for rank in ranks:
-        entry = launch.table[rank]
-        if launch.link is not None and entry.state != RankState.DEAD:
-            launch.link.request(entry.engine, ForgetStaging())
-
-
-def _result(
-    where: str, launch: Launch, ranks: Sequence[int], run: CellRun, first: int, sender: NotebookSource | None
-) -> Staged:
-    """Combine the nodes' reports.
-
-    Raises
-    ------
-    StageError
-        If the transfer stopped early without an error on a node.
-    """
-    reports: dict[int, dict[str, Any]] = run.results
-    ended = next((report["ended"] for report in reports.values() if report["ended"]), "")
-    if ended:
-        raise StageError(
-            f"{without_secrets(where)} was not copied to every node: {ended}; complete files are kept, and the "
-            "next call copies the others"
-        )
-    infos = {rank: launch.table[rank].info for rank in ranks}
-    paths = {infos[rank].node_rank: report["path"] for rank, report in reports.items()}
-    report = reports[first]
-    return Staged(
-        name=Path(report["path"]).name,
-        paths={rank: paths[info.node_rank] for rank, info in infos.items()},
-        files=report["files"],
-        size_bytes=report["size_bytes"],
-        copied_bytes=max(report["copied_bytes"] for report in reports.values()),
-        read_bytes=report["read_bytes"] if sender is None else sender.read_bytes,
-        seconds=max(run.durations_s.values()),
-        nodes=len(reports),
-        shared={infos[rank].host: report["shares_with"] for rank, report in reports.items() if report["shares_with"]},
-        read_on=infos[first].host if sender is None else str(sender),
-    )
 
 
 def size_text(size_bytes: float) -> str:

@@ -10,12 +10,11 @@ connection with another key is refused.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
-from zmq.utils import z85
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from ...protocol.time_limits import LINGER_MS, PIPELINE_POLL_SECONDS
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 MESSAGES_AHEAD = 8  # held by one socket: blocks of 1 MiB, so that a slow node costs no memory elsewhere
 BEAT_MS, GONE_MS = 3_000, 15_000  # a network outage of some seconds is tolerated
-_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks for authentication
+_DOMAIN = "stage"  # of the authentication; libzmq asks for it only where a socket has one
 
 
 class Place(NamedTuple):
@@ -45,17 +44,13 @@ class Place(NamedTuple):
 class Links:
     """Sockets to the node before (:attr:`up`) and to the one after (:attr:`down`).
 
-    Parameters
-    ----------
-    keys
-        The public and the secret key of this copy.
-    address
-        Of this node in the cluster's network; None: it is the first, and does not listen.
+    ``keys`` are the public and the secret key of this copy; without an ``address`` of its own the node does not listen.
     """
 
     def __init__(self, keys: Sequence[str], address: str | None) -> None:
         self._public, self._secret = (key.encode() for key in keys)
         self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
         self._monitor: zmq.Socket[bytes] | None = None
         self.up: zmq.Socket[bytes] | None = None
         self.down: zmq.Socket[bytes] | None = None
@@ -70,15 +65,18 @@ class Links:
             raise
 
     def _listen(self, address: str) -> None:
-        zap = self._context.socket(zmq.REP)
-        zap.bind(_ZAP)  # before any socket needs it: without it libzmq accepts every connection
-        threading.Thread(target=self._authenticate, args=(zap,), name="stage keys", daemon=True).start()
+        self._authenticator.start()  # before any socket needs it: without it libzmq accepts every connection
+        self._authenticator.configure_curve_callback(_DOMAIN, self)
         self.up = self._socket()
         self.up.curve_server = True
-        self.up.zap_domain = b"stage"
+        self.up.zap_domain = _DOMAIN.encode()
         self.up.ipv6 = ":" in address
         host = f"[{address}]" if ":" in address else address
         self.url = f"tcp://{host}:{self.up.bind_to_random_port(f'tcp://{host}')}"
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether a connection may use this key; called by the authenticator."""
+        return key == self._public
 
     def _socket(self) -> zmq.Socket[bytes]:
         sock = self._context.socket(zmq.DEALER)
@@ -89,30 +87,13 @@ class Links:
         sock.curve_publickey, sock.curve_secretkey = self._public, self._secret
         return sock
 
-    def _authenticate(self, zap: zmq.Socket[bytes]) -> None:
-        """Accept connections with the key of this copy, and refuse others, until the context ends."""
-        with zap:
-            while True:
-                try:
-                    version, request, _domain, _address, _identity, _mechanism, *credentials = zap.recv_multipart()
-                except zmq.ContextTerminated:
-                    return
-                is_known = bool(credentials) and z85.encode(credentials[0]) == self._public
-                status = (b"200", b"OK") if is_known else (b"400", b"another key")
-                zap.send_multipart([version, request, *status, b"", b""])
-
-    def join(self, chain: Sequence[Place], at: int) -> None:
-        """Connect node number ``at`` to the one after; on the thread that uses the sockets from then on."""
-        if at == 0 and self.up is not None:
-            self.up.close()
-            self.up = None
-        if at + 1 < len(chain):
-            url = chain[at + 1].url
-            self.down = self._socket()
-            self.down.curve_serverkey = self._public
-            self.down.ipv6 = "[" in url
-            self._monitor = self.down.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-            self.down.connect(url)
+    def connect(self, url: str) -> None:
+        """Connect to the node after; on the thread that uses the sockets from then on."""
+        self.down = self._socket()
+        self.down.curve_serverkey = self._public
+        self.down.ipv6 = "[" in url
+        self._monitor = self.down.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.down.connect(url)
 
     def update(self) -> None:
         """Update :attr:`is_reached` and :attr:`cut_at`; on the thread that uses the sockets."""
@@ -129,4 +110,5 @@ class Links:
         for sock in (self._monitor, self.down, self.up):
             if sock is not None:
                 sock.close()
+        self._authenticator.stop()
         self._context.term()

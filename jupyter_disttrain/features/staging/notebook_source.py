@@ -1,6 +1,6 @@
 """Send a data set from the notebook's machine when no node can read it.
 
-Covers: the thread that reads it as the first of the chain; its route to the next, directly or else through ssh.
+Covers: the node that reads it as the first of the chain; its route to the next, directly or else through ssh.
 Does not cover: the transfer (``pipeline``), when it is needed (``client``).
 """
 
@@ -10,19 +10,13 @@ import shlex
 import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from typing import TYPE_CHECKING
 
 from ...client.transport.ssh_tunnel import OPTIONS, tunnel_of
 from ...errors import StageError
 from ...launchers.ssh import SSH_OPTIONS
-from ...protocol.time_limits import (
-    FORWARD_SECONDS,
-    STAGE_SENDER_CONNECT_SECONDS,
-    STAGE_SENDER_END_SECONDS,
-    STAGE_SENDER_POLL_SECONDS,
-)
+from ...protocol.time_limits import STAGE_SENDER_CONNECT_SECONDS, STAGE_SENDER_END_SECONDS
 from .links import Links, Place
 from .pipeline import PipelineNode
 
@@ -37,12 +31,8 @@ if TYPE_CHECKING:
 class NotebookSource:
     """The first member of the chain, on this machine, and its route to the next; for use in a ``with`` statement.
 
-    ``source`` is a path on this machine, and ``chain`` the places of the nodes.
-
-    Raises
-    ------
-    StageError
-        If the first node can't be reached.
+    ``source`` is a path on this machine, and ``chain`` the places of the nodes. Raises a StageError if the first node
+    can't be reached.
     """
 
     def __init__(
@@ -85,8 +75,6 @@ class NotebookSource:
         way = f", and sent through ssh to {self._via}" if self._via else ""
         return f"{self.place.host}, the notebook's machine{way}"
 
-    # Route to the first node
-
     def _way(self) -> str:
         """Return the ZeroMQ address at which the first node is reached from here."""
         first, launch, here = self._first, self._launch, self.place.host
@@ -115,23 +103,20 @@ class NotebookSource:
         with tempfile.TemporaryFile() as errors:
             self._forward = subprocess.Popen(  # noqa: S603
                 # ssh ends when its standard input closes, and so with this process, however that ends.
-                [*command, *OPTIONS, "-L", f"{self._socket}:{target}", host, "exec cat"],
+                [*command, *OPTIONS, "-L", f"{self._socket}:{target}", host, "echo forwards; exec cat"],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # an interrupt of the notebook must not reach it
             )
-            deadline = time.monotonic() + FORWARD_SECONDS
-            while not self._socket.exists():
-                if self._forward.poll() is not None or time.monotonic() > deadline:
-                    errors.seek(0)
-                    reason = " ".join(errors.read().decode(errors="replace").split())[-300:]
-                    raise StageError(
-                        f"{self._source} is on {self.place.host} alone, and can't be sent through ssh to {host}: "
-                        f"{reason or f'it opened no connection within {FORWARD_SECONDS:g} s'}; try: "
-                        f"{shlex.join([*command, host, 'true'])}"
-                    )
-                time.sleep(STAGE_SENDER_POLL_SECONDS)
+            assert self._forward.stdout is not None
+            if not any(line == b"forwards\n" for line in self._forward.stdout):  # ssh runs the command last
+                errors.seek(0)
+                reason = " ".join(errors.read().decode(errors="replace").split())[-300:]
+                raise StageError(
+                    f"{self._source} is on {self.place.host} alone, and can't be sent through ssh to {host}: "
+                    f"{reason}; try: {shlex.join([*command, host, 'true'])}"
+                )
         return f"ipc://{self._socket}"
 
     def _end_ssh(self) -> None:

@@ -29,16 +29,13 @@ class Staging:
     def __init__(self) -> None:
         self._node: PipelineNode | None = None
         self._place: Place | None = None
+        self._ended_mark = ""
 
     def get_ready(self, request: PrepareStaging, info: RankInfo, master: str) -> dict[str, Any]:
-        """Listen for the node before this one; return its place, and whether this node sees the source.
-
-        Raises
-        ------
-        StageError
-            If the folder can't be made.
-        """
-        self.let_go()
+        """Listen for the node before this one; return its place, and whether this node sees the source."""
+        if self._node is not None:  # prepared and never used
+            self._node.stop("another copy begins")
+            self._node.done.wait(STAGING_END_SECONDS)
         mark = f"{request.mark}-{info.rank}"
         store = Store(request.source, request.to, info.host, mark)
         try:
@@ -46,24 +43,16 @@ class Staging:
         except BaseException:  # also an interrupt: the store must not stay open
             store.close()
             raise
-        self._node = PipelineNode(request.source, links, store)
         self._place = Place(info.rank, info.host, links.url, mark)
+        self._node = PipelineNode(request.source, links, store)
+        if request.mark == self._ended_mark:  # the client was interrupted
+            self._node.stop("it was ended before")
         return {"place": self._place, "sees": is_seen(request.source)}
 
     def run(self, chain: Sequence[Sequence[Any]], *, verify: bool) -> dict[str, Any]:
-        """Copy; return what was done: see :meth:`PipelineNode.report`.
+        """Copy as one of these nodes, the first of which reads the source; see :meth:`Store.begin` for ``verify``.
 
-        Parameters
-        ----------
-        chain
-            The places of all nodes that copy, in their order: the first one reads the source.
-        verify
-            See :meth:`Store.begin`.
-
-        Raises
-        ------
-        StageError
-            If this node can't continue; if another one can't, the return value includes it.
+        Returns :meth:`PipelineNode.report`, also if another node could not continue; raises the error of this one.
         """
         node, place = self._node, self._place
         assert node is not None
@@ -89,17 +78,12 @@ class Staging:
             return {"phase": ""}
         return {"phase": node.phase, "total_bytes": node.total_bytes, "done_bytes": node.done_bytes}
 
-    def release(self, because: str = "another rank has failed") -> None:
-        """End the copy, also one that has not begun yet, because a rank has failed; called on another thread."""
-        node = self._node
-        if node is not None:
+    def release(self, because: str = "another rank has failed", mark: str = "") -> None:
+        """End the copy, or the one with this mark, whether it has begun or not; called on another thread."""
+        self._ended_mark = mark
+        node, place = self._node, self._place
+        if node is not None and place is not None and place.mark.startswith(mark):
             node.stop(because)
-
-    def let_go(self) -> None:
-        """Release what was prepared and never used."""
-        if self._node is not None and not self._node.phase:
-            self._node.close()
-        self._node = None
 
 
 def wait_for_staging(done: threading.Event) -> None:

@@ -20,10 +20,9 @@ from ...errors import StageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-Item = tuple[int, str, Any]  # a file's number, its hash with its last block, a block
+Block = tuple[str, Any]  # of a file, behind the file's hash if it is the last one
 
 BLOCK_BYTES = 1 << 20
-CONTROL = ".disttrain-stage"  # suffix of a data set's name: a hidden folder beside its copy
 PIECE_BYTES = 8 << 20  # requested at once from an address: each request costs a round trip
 # The fields of fsspec's file info that change when the content does; the first that exists is used.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -71,17 +70,9 @@ def is_seen(source: str) -> bool:
 
 
 class Source:
-    """A data set that this process can read.
+    """A data set that this process can read, at a path or an address such as ``s3://bucket/folder``.
 
-    Parameters
-    ----------
-    source
-        A path, or an address such as ``s3://bucket/folder``.
-
-    Raises
-    ------
-    StageError
-        If it is not there, or fsspec lacks the package that reads it.
+    Raises a StageError if it is not there, or fsspec lacks the package that reads it.
     """
 
     def __init__(self, source: str) -> None:
@@ -105,7 +96,7 @@ class Source:
             if any(real.get(above) == real[inside] for above in inside.parents):  # a link to a folder that it is in
                 folders.clear()
                 continue
-            folders[:] = sorted(name for name in folders if not _is_control(name))
+            folders.sort()
             if not folders and not names and inside != root:
                 found.append(SourceFile(f"{inside.relative_to(root).as_posix()}/"))
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]
@@ -119,23 +110,30 @@ class Source:
         found = self._fs.find(self._root, detail=True)
         root = self._root.rstrip("/") + "/"
         named = [(path.removeprefix(root), path, info) for path, info in sorted(found.items())]
-        files = [
-            _of_info(name, info, path)
-            for name, path, info in named
-            if name and not any(map(_is_control, PurePosixPath(name).parent.parts))
-        ]
+        files = [_of_info(name, info, path) for name, path, info in named if name]
         if not files:
             raise _trouble(f"{self._where} contains no files")
         return [SourceFile("./"), *files]
 
-    def read(self, file: SourceFile) -> Iterator[memoryview]:
-        """Read a file's blocks; an empty file has one.
+    def hashed_files(self, check: Callable[[], None]) -> list[SourceFile]:
+        """Return the files with their hashes, for which all is read; ``check``: see :func:`hash_of`."""
+        return [
+            file if file.is_folder else file._replace(hashed=hash_of(self._read(file), check)) for file in self.files
+        ]
 
-        Raises
-        ------
-        StageError
-            If it can't be read, or has changed since it was listed.
+    def blocks(self, numbers: Iterable[int]) -> Iterator[Block]:
+        """Read and hash the files with these numbers; an empty file has one block.
+
+        Raises a StageError if one can't be read, or has changed since it was listed.
         """
+        for file in map(self.files.__getitem__, numbers):
+            digest, left = hashlib.sha256(), file.size_bytes
+            for block in self._read(file):
+                digest.update(block)
+                left -= len(block)
+                yield "" if left else digest.hexdigest(), block
+
+    def _read(self, file: SourceFile) -> Iterator[memoryview]:
         path, left = self._path_of(file), file.size_bytes
         with _stage_errors(path, "read"), self._open(path) as opened:
             while True:
@@ -167,22 +165,6 @@ def hash_of(blocks: Iterable[bytes | memoryview], check: Callable[[], None]) -> 
         check()
         digest.update(block)
     return digest.hexdigest()
-
-
-def hash_files(source: Source, check: Callable[[], None]) -> list[SourceFile]:
-    """Return the files of a source with the hashes of their content: all of it is read."""
-    files = source.files
-    return [file if file.is_folder else file._replace(hashed=hash_of(source.read(file), check)) for file in files]
-
-
-def read_blocks(source: Source, numbers: Iterable[int]) -> Iterator[Item]:
-    """Read and hash the files with these numbers."""
-    for number in numbers:
-        digest, left = hashlib.sha256(), source.files[number].size_bytes
-        for block in source.read(source.files[number]):
-            digest.update(block)
-            left -= len(block)
-            yield number, "" if left else digest.hexdigest(), block
 
 
 def _trouble(what: str) -> StageError:
@@ -218,11 +200,6 @@ def _file_system(source: str) -> tuple[Any, str]:
         remedy = f"run: pip install {package[1]}" if package else f"{advice} {error}".strip()
         raise _trouble(f"{source} can't be read by the ranks' Python; {remedy}") from None
     return file_system, str(root)
-
-
-def _is_control(name: str) -> bool:
-    """Whether a folder is a copy's control folder: it belongs to the copy's node, not to a data set around it."""
-    return name.startswith(".") and name.endswith(CONTROL)
 
 
 def _raise(error: OSError) -> NoReturn:

@@ -1,7 +1,8 @@
 """Store a copied data set on this node's disk.
 
-Covers: which files are there already, writing the others, a full disk.
-Does not cover: choosing the folder (``store_paths``), receiving blocks (``pipeline``).
+Covers: the folder that the user names, or the default one, and its owner; which files are there already, writing the
+others, a full disk.
+Does not cover: receiving blocks (``pipeline``).
 
 The files are below the folder's name, as in the source. The file that is being written, and the list of complete ones,
 are in a hidden folder beside it, so that a listing of the data set shows complete files only:
@@ -20,58 +21,85 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from ...config.data_urls import is_address, without_secrets
 from ...errors import StageError
-from .source import BLOCK_BYTES, CONTROL, hash_of
-from .store_paths import check_own, is_default, make_own, own_folder, path_for
+from ...private_files import why_not_private
+from ...protocol.environment import STAGE_DIR
+from .source import BLOCK_BYTES, hash_of, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .source import SourceFile
+    from .source import Block, SourceFile
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store:
-    """The copy of a data set on this node.
+    """The copy of a data set on this node, in a folder of its own below ``to``, where ``$NAME`` is the node's variable.
 
-    Parameters
-    ----------
-    to
-        The parent folder of the data set's own; ``$NAME`` is replaced with a variable of this node. None: a default.
-    mark
-        A file by which another node finds out that it sees the same folder; :meth:`close` removes it.
-
-    Raises
-    ------
-    StageError
-        If the folder can't be made, is another user's, or is inside the source.
+    A node that sees the file ``mark`` of another one has the same folder. Raises a StageError if the folder can't be
+    made, is another user's, or is inside the source.
     """
 
     def __init__(self, source: str, to: str | None, host: str, mark: str) -> None:
-        self.path = path_for(source, to, host)
         self._source = source
         self._name = without_secrets(source)  # the same when it is signed again
         self._host = host
-        self._control = self.path.parent / f".{self.path.name}{CONTROL}"
+        folder = Path(os.environ.get(STAGE_DIR) or _own_folder()) if to is None else self._expand(to)
+        self.path = folder.absolute() / source_name(source)
+        # By name too, where this node does not see the source: it would see it from then on.
+        if not is_address(source) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(source)):
+            raise StageError(
+                f"{self.path} on {host} would be inside {source}, the data set to copy; name another folder with --to"
+            )
+        self._control = self.path.parent / f".{self.path.name}.disttrain-stage"
         self._mark = self._control / mark
         self._lock: Any = None
         self._list: Any = None
-        self._part: Any = None
-        self._files: Sequence[SourceFile] = ()
         try:
-            if is_default(to):
-                make_own(self.path.parent, host)
-            make_own(self._control, host)
+            if to is None and not os.environ.get(STAGE_DIR):  # all users may write where this one is
+                self._make_own(self.path.parent)
+            self._make_own(self._control)
             self._mark.touch()
         except OSError as error:
             raise self._trouble(error) from error
 
+    def _expand(self, to: str) -> Path:
+        """Expand this node's variables and home."""
+        set_here = {name: value for name, value in os.environ.items() if value}
+        try:
+            return Path(Template(to).substitute(set_here)).expanduser()
+        except KeyError as error:
+            raise StageError(
+                f"--to {to}: ${error.args[0]} is not set on {self._host}; set it on every node, or name a path"
+            ) from None
+        except (RuntimeError, ValueError) as error:
+            raise StageError(f"--to {to}: {error} ({self._host}); name a path") from None
+
+    def _make_own(self, folder: Path) -> None:
+        """Make a folder where another user may have made one of that name."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        reason = why_not_private(folder, shared_mode=0)
+        if reason:
+            raise StageError(
+                f"{folder} on {self._host} {reason}; remove it, or name the folder with --to or ${STAGE_DIR}"
+            )
+
+    def _check_own(self) -> None:
+        """Refuse a folder that another user owns, and could change at any time."""
+        with suppress(FileNotFoundError):
+            if self.path.lstat().st_uid != os.getuid():
+                raise StageError(f"{self.path} on {self._host} belongs to another user; name another folder with --to")
+
     def sees_mark(self, mark: str) -> bool:
-        """Whether another node's mark is seen here: both have one folder, on a shared file system."""
+        """Whether the node with this mark has the same folder, on a shared file system."""
         return (self._control / mark).exists()
 
     @property
@@ -82,33 +110,22 @@ class Store:
         except OSError:
             return False
 
-    # Existing files
-
     def begin(self, files: Sequence[SourceFile], *, verify: bool, check: Callable[[], None]) -> set[int]:
         """Check what is there, prepare to write the rest, and return the numbers of the files that are missing.
 
-        Parameters
-        ----------
-        verify
-            Read what is there and compare its hash with the source's, in place of its size and version.
-        check
-            Called between files and blocks; it may raise to abort.
-
-        Raises
-        ------
-        StageError
-            If something else is there, or another process copies it too, or the disk is too small.
+        ``verify`` compares hashes in place of sizes and versions; ``check`` is called between files and blocks, and may
+        raise to abort. Raises a StageError if something else is there, another process copies it too, or the disk is
+        too small.
         """
-        self._files = files
         try:
-            check_own(self.path, self._host)
+            self._check_own()
             self._take_lock()
             listed = self._read_list()
             self._remove(listed.keys() - {file.name for file in files})
             for file in files:
                 if file.is_folder:
                     (self.path / file.name).mkdir(parents=True, exist_ok=True)
-                    check_own(self.path, self._host)  # in /tmp another user may have made one meanwhile
+                    self._check_own()  # in /tmp another user may have made one meanwhile
             missing = {at for at, file in enumerate(files) if not self._has(file, listed, check, verify=verify)}
             self._write_list(file for at, file in enumerate(files) if at not in missing)
             self._check_room(sum(files[at].size_bytes for at in missing))
@@ -186,50 +203,31 @@ class Store:
                 f"{missing / 1e9:.2f} GB are to be copied; free disk space there, or name another disk with --to"
             )
 
-    # Writing, one file after the other
-
-    def write(self, at: int, hashed: str, block: Any) -> None:
-        """Write the next block of file number ``at``; with the last one comes the hash of the source's file.
-
-        Raises
-        ------
-        StageError
-            If the file's hash is another, or it can't be written.
-        """
+    def write(self, file: SourceFile, blocks: Iterable[Block]) -> None:
+        """Write a file; raises a StageError if it can't be written, or its hash differs from the last block's."""
+        path, part = self.path / file.name, self._control / "part"
+        digest, hashed = hashlib.sha256(), ""
         try:
-            if self._part is None:
-                self._part = (self._control / "part").open("wb", buffering=0)
-                self._digest = hashlib.sha256()
-            view = memoryview(block)
-            self._digest.update(view)
-            while view:
-                view = view[self._part.write(view) :]
-            if hashed:
-                self._complete(self._files[at], hashed)
+            with part.open("wb") as opened:
+                for hashed, block in blocks:  # noqa: B007
+                    digest.update(block)
+                    opened.write(block)
+                os.fchmod(opened.fileno(), file.mode | 0o600)
+            if digest.hexdigest() != hashed:
+                raise StageError(f"{path} on {self._host} has not the hash of the source's file; stage it again")
+            if file.modified_ns is not None:
+                os.utime(part, ns=(file.modified_ns, file.modified_ns))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(path)
+            self._list.write(json.dumps(file[:3]).encode() + b"\n")
         except OSError as error:
             raise self._trouble(error) from error
-
-    def _complete(self, file: SourceFile, hashed: str) -> None:
-        path, part = self.path / file.name, self._control / "part"
-        if self._digest.hexdigest() != hashed:
-            raise StageError(f"{path} on {self._host} has not the hash of the source's file; stage it again")
-        os.fchmod(self._part.fileno(), file.mode | 0o600)
-        self._part.close()
-        if file.modified_ns is not None:
-            os.utime(part, ns=(file.modified_ns, file.modified_ns))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.replace(path)
-        self._part = None
-        self._list.write(json.dumps(file[:3]).encode() + b"\n")
-
-    # The end
+        finally:
+            with suppress(OSError):
+                part.unlink()
 
     def close(self) -> None:
         """Close everything; complete files stay."""
-        with suppress(OSError):  # a full disk was reported when it refused to write
-            if self._part is not None:
-                self._part.close()
-                (self._control / "part").unlink(missing_ok=True)
         with suppress(OSError):
             self._mark.unlink(missing_ok=True)
         for opened in (self._list, self._lock):
@@ -240,7 +238,7 @@ class Store:
         with suppress(OSError):  # something else is in these folders, and they stay
             (self._control / "lock").unlink(missing_ok=True)
             self._control.rmdir()
-            if self.path.parent == own_folder():  # a folder of the user's may be empty
+            if self.path.parent == _own_folder():  # a folder of the user's may be empty
                 self.path.parent.rmdir()
 
     def _trouble(self, error: OSError) -> StageError:
@@ -252,3 +250,9 @@ class Store:
             f"the disk of {self._host} is full ({self.path.parent}: {error.strerror}); free disk space there, or name "
             "another disk with --to; complete files are kept, and the next %dist_stage copies the others"
         )
+
+
+def _own_folder() -> Path:
+    """Return the default folder of data sets: on this node's own disk, of this user alone."""
+    there = next((os.environ[name] for name in ("SLURM_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")  # noqa: S108
+    return Path(there) / f"disttrain-stage-{os.getuid()}"

@@ -208,10 +208,6 @@ class RequestHandler:
         except StageError as error:
             return {"trouble": str(error)}
 
-    @serves(requests.ForgetStaging)
-    def _forget_staging(self, _request: requests.ForgetStaging, _buffers: list[Any]) -> None:
-        self.staging.let_go()
-
     # The user's own modules
 
     @serves(requests.ListModules)
@@ -220,15 +216,12 @@ class RequestHandler:
 
     @serves(requests.CompareFiles)
     def _compare_files(self, request: requests.CompareFiles, _buffers: list[Any]) -> dict[str, Any]:
-        return {"names": self._local_modules.compare(request.folder, request.hashes)}
+        removed = self._local_modules.remove(request.folder, request.gone.get(self._info.host, {}))
+        return {"names": self._local_modules.compare(request.folder, request.hashes), "removed": removed}
 
     @serves(requests.WriteFiles)
     def _write_files(self, request: requests.WriteFiles, buffers: list[Any]) -> None:
         self._local_modules.write(request.folder, request.names, buffers)
-
-    @serves(requests.RemoveFiles)
-    def _remove_files(self, request: requests.RemoveFiles, _buffers: list[Any]) -> dict[str, Any]:
-        return {"names": self._local_modules.remove(request.folder, request.hashes)}
 
     def _show(self, change: tuple[Any, Any] | None) -> list[str]:
         """Replace MPI's old world with the new one wherever it is held; return what could not be changed."""
@@ -270,7 +263,7 @@ class RequestHandler:
 
     @serves_beside(requests.EndStaging)
     def _end_staging(self, request: requests.EndStaging, _cell: dict[str, Any] | None) -> None:
-        self.staging.release(request.because)
+        self.staging.release(request.because, request.mark)
 
     @serves(requests.RepeatReplyInOrder)
     @serves_beside(requests.RepeatReply)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jupyter_disttrain.features.reloading.client import Synced
 from jupyter_disttrain.features.reloading.rank import LocalModules, note_files
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def test_objects_that_keep_the_old_code_are_named(edit: Callable[..., None]) -> 
     (kept,) = modules.reload(cells)["kept"]
     assert kept.startswith("reloadable.Slots (")
     assert "layout differs" in kept
+    synced = Synced(reloaded={}, brought={}, kept={kept: (0, 1)})
+    assert str(synced) == f"objects of {kept} on ranks 0-1 keep the old code; create them again"
     assert cells["Slots"]().name() == "new"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -97,25 +96,6 @@ def test_module_that_cannot_be_reloaded_is_named_with_its_line_and_kept(
     write(folder, 2)
     ranks.reloading.sync()
     assert ranks.run("base.value()").results == {0: 2, 1: 2}
-
-
-def test_methods_with_super_and_classes_with_slots_may_be_added_and_removed(ranks: Cluster, folder: Path) -> None:
-    module = (
-        "class Base:\n    def name(self): return 'base'\nclass Child(Base):\n{slots}    def name(self): return {name}\n"
-    )
-    (folder / "kinds.py").write_text(module.format(slots="", name="'child'"))
-    ranks.run("import kinds; child = kinds.Child()")
-    for name, text in (("'a ' + super().name()", "a base"), ("'own'", "own"), ("'b ' + super().name()", "b base")):
-        (folder / "kinds.py").write_text(module.format(slots="", name=name))
-        assert ranks.reloading.sync().reloaded == {"kinds": (0, 1)}
-        assert ranks.run("child.name(), kinds.Child().name()").results[1] == (text, text)
-    (folder / "kinds.py").write_text(module.format(slots="    __slots__ = ('x',)\n", name="'slotted'"))
-    assert re.search(
-        r"^objects of kinds\.Child \(.*layout differs.*\) on ranks 0-1 keep the old code; create them again$",
-        str(ranks.reloading.sync()),
-        re.MULTILINE,
-    )
-    assert ranks.run("kinds.Child().name()").results[0] == "slotted"
 
 
 def test_named_files_must_be_in_the_notebook_folder(ranks: Cluster, folder: Path) -> None:

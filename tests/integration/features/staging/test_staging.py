@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from jupyter_disttrain.features.staging.links import Place
+
     from ....lab import Lab
     from ....support.notebook_driver import Notebook
 
@@ -133,14 +135,14 @@ def test_closed_port_between_nodes_is_named(
     breakable: Lab, nodes: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.run("import jupyter_disttrain.features.staging.pipeline as relay; relay.GREET_SECONDS = 1.0")
-    original = client._get_ready
+    prepare = client._Copy.prepare
 
-    def closed(*args: object) -> object:
-        ready = original(*args)  # type: ignore[arg-type]
-        breakable.firewall("node2", ready[0][1].url.rpartition(":")[2])
-        return ready
+    def closed(copy: client._Copy, to: str | None) -> list[Place]:
+        chain = prepare(copy, to)
+        breakable.firewall("node2", chain[1].url.rpartition(":")[2])
+        return chain
 
-    monkeypatch.setattr(client, "_get_ready", closed)
+    monkeypatch.setattr(client._Copy, "prepare", closed)
     where = f"node1 could not connect to node2 at tcp://{breakable.address('node2')}:.* within 1 s; open the ports"
     with pytest.raises(RankFailure, match=where) as caught:
         nodes.staging.stage(data, breakable.local_disk)
@@ -197,3 +199,30 @@ def test_magic_shows_one_line(notebook: Notebook, data: Path, tmp_path: Path) ->
     assert notebook.run("%%rank 1\nprint(where)").check().lines == [f"{tmp_path}/local/data"]
     again = notebook.run(f"%dist_stage {data} --to {tmp_path}/local").check()
     assert again.lines[0].startswith("data: 3.1 MB in 3 files on 1 node, already complete")
+
+
+def test_unreadable_url_is_shown_without_its_signature(torchless: Cluster, tmp_path: Path) -> None:
+    with FileServer(b"content") as server:
+        address = server.url.replace("://", "://me:secret@")
+    for refused in (f"{address}?sig=hidden", "s3://me:secret@bucket/x?sig=hidden", "http://me:secret@[x/?sig=hidden"):
+        with pytest.raises(RankFailure) as caught:
+            torchless.staging.stage(refused, tmp_path)
+        shown = str(caught.value) + "".join(str(failure) for failure in caught.value.failures)
+        assert "hidden" not in shown
+        assert "secret" not in shown
+
+
+@pytest.mark.parametrize("change", ["del os.environ['MASTER_ADDR']", "os.environ['MASTER_ADDR'] = 'nowhere.invalid'"])
+def test_rank_0_location_does_not_depend_on_the_user_variable(
+    torchless: Cluster, data: Path, tmp_path: Path, change: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.environ['MASTER_ADDR'])")
+    before = torchless.run("import os; os.environ['MASTER_ADDR']").results[0]
+    torchless.run(change)
+    try:
+        assert torchless.staging.stage(data, tmp_path / "a").copied_bytes == 3 * MIB + 10
+        run = torchless.scripts.run(script, how="fresh")
+        assert [line for text in run.stdout.values() for line in text.split()] == [before] * 2
+    finally:
+        torchless.run(f"os.environ['MASTER_ADDR'] = {before!r}")
