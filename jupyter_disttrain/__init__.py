@@ -33,14 +33,14 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Load the magics into this notebook (``%load_ext jupyter_disttrain``)."""
     if getattr(shell, "is_rank", False):
         return  # the user's profile loads it wherever IPython starts
-    from .notebook import load  # noqa: PLC0415
+    from .notebook.extension import load  # noqa: PLC0415
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """End this notebook's clusters and remove the magics (``%unload_ext jupyter_disttrain``)."""
-    from .notebook import unload  # noqa: PLC0415
+    from .notebook.extension import unload  # noqa: PLC0415
 
     unload(shell)
 

@@ -5,23 +5,40 @@ Covers: the settings, the clusters of the notebook, the magics of every subject,
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from ..protocol.environment import IPYTHON_PROFILE
+from .magics.arguments import PARSERS, complete_options
 from .magics.cell_magics import CellMagics
-from .magics.checkpoint_magics import CheckpointMagics
 from .magics.cluster_magics import ClusterMagics
 from .magics.clusters import Clusters
-from .magics.completion import install
-from .magics.data_magics import FileMagics
-from .magics.script_magics import RankScriptMagics
+from .magics.file_magics import FileMagics
 from .magics.settings import DistributedMagics
-from .magics.variable_magics import VariableMagics
-from .output.cell_places import watch_cells
+from .output.displays import watch_cells
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-MAGICS = (ClusterMagics, CellMagics, VariableMagics, RankScriptMagics, CheckpointMagics, FileMagics)
+MAGICS = (ClusterMagics, CellMagics, FileMagics)
+_ATTRIBUTE = "_disttrain"  # of the shell
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, once."""
+    if hasattr(shell, _ATTRIBUTE):
+        return
+    if shell.profile_dir is not None:
+        os.environ[IPYTHON_PROFILE] = str(shell.profile_dir.location)  # ranks load it, too
+    setattr(shell, _ATTRIBUTE, Extension(shell))
+
+
+def unload(shell: InteractiveShell) -> None:
+    """End the clusters and remove the magics."""
+    extension = getattr(shell, _ATTRIBUTE, None)
+    if extension is not None:
+        extension.close()
+        delattr(shell, _ATTRIBUTE)
 
 
 class Extension:
@@ -36,7 +53,9 @@ class Extension:
         shell.register_magics(*self._magics)
         shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
         self.clusters.transformers.install()
-        install(shell)
+        for name in PARSERS:
+            for prefix in ("%%", "%"):
+                shell.set_hook("complete_command", complete_options, str_key=f"{prefix}{name}")
 
     def close(self) -> None:
         """End the clusters and remove the magics."""

@@ -20,6 +20,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 from jupyter_disttrain import CellRun, Cluster, errors
 from jupyter_disttrain.cli import _parser as command_parser
+from jupyter_disttrain.notebook import extension  # noqa: F401  (defines the magics)
 from jupyter_disttrain.notebook.magics.arguments import PARSERS
 from jupyter_disttrain.notebook.magics.settings import DistributedMagics
 

@@ -7,10 +7,8 @@ Does not cover: the script around it (``template``).
 from __future__ import annotations
 
 import ast
-import io
 import re
 import symtable
-import tokenize
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,20 +62,21 @@ def read_cell(ran: CellEntry) -> Cell:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "get_ipython":
             raise UsageError(f"{title}, line {node.lineno}: get_ipython() is not available in a script; leave it out")
-    for node in _at_top(tree):
-        is_async = isinstance(node, ast.comprehension) and node.is_async
-        if is_async or isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
-            raise UsageError(
-                f"{title} awaits outside a function at line {getattr(node, 'lineno', 1)}, which a script can't do; "
-                "use asyncio.run(...) there"
-            )
+    try:
+        compile(tree, title, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UsageError(
+            f"{title} awaits outside a function at line {error.lineno}, which a script can't do; use asyncio.run(...) "
+            "there"
+        ) from None
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     calls = {_last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     reads, sets = _names(source)
-    source = _without(source, future).strip("\n")
+    for node in reversed(future):
+        source = _replaced(source, node, "pass")
     return Cell(
         title=title,
-        source=source if len(tree.body) > len(future) else f"{source}\npass".strip(),
+        source=source.strip("\n") if tree.body else f"{source.rstrip()}\npass".lstrip(),
         ranks=ran.ranks,
         names=reads,
         sets=sets,
@@ -141,22 +140,6 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _at_top(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are not inside a function."""
-    for child in ast.iter_child_nodes(tree):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield child
-            yield from _at_top(child)
-
-
-def _without(source: str, statements: list[ast.ImportFrom]) -> str:
-    for node in reversed(statements):
-        source = _replaced(source, node, "pass")
-    first = {node.lineno for node in statements}
-    lines = source.split("\n")
-    return "\n".join("" if number in first and line.strip() == "pass" else line for number, line in enumerate(lines, 1))
-
-
 def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the global names that code reads, and those that it sets."""
     reads, sets = set[str](), set[str]()
@@ -173,17 +156,7 @@ def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
 def indented(source: str) -> str:
     """Indent code, except for lines inside string literals."""
-    inside: set[int] = set()
-    starts: list[int] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]
-        if kind == "FSTRING_START":
-            starts.append(token.start[0])
-        elif kind == "FSTRING_END":
-            inside.update(range(starts.pop() + 1, token.end[0] + 1))
-        elif token.type == tokenize.STRING:
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    lines = source.split("\n")
-    return "\n".join(
-        line if number in inside or not line.strip() else f"    {line}" for number, line in enumerate(lines, 1)
-    )
+    strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    inside = {line for node in strings for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)}
+    lines = enumerate(source.split("\n"), 1)
+    return "\n".join(line if number in inside or not line.strip() else f"    {line}" for number, line in lines)

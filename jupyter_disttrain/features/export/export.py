@@ -8,9 +8,9 @@ Does not cover: a cell's text (``cells``), the script's frame (``template``), th
 from __future__ import annotations
 
 import ast
-import io
 import os
 import pickle
+import pickletools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -202,31 +202,20 @@ def _prompts(cells: Iterable[CellEntry]) -> str:
 
 
 def _check_portable(name: str, value: Any) -> None:
-    """Raise an error for a value that a script can't unpickle."""
+    """Raise an error for a value that a script can't unpickle: one that uses a class or function of the notebook."""
     try:
-        data = pickle.dumps(value)
-        _Portable(io.BytesIO(data), name).load()
+        data = pickle.dumps(value, protocol=2)  # which has an operation of its own for the name of a class
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"{name} was pushed and can't be saved beside the script ({error}); create it in a cell"
         ) from None
-
-
-class _Portable(pickle.Unpickler):
-    """Refuse the classes and functions of the notebook."""
-
-    def __init__(self, file: io.BytesIO, name: str) -> None:
-        super().__init__(file)
-        self._name = name
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function, unless it is the notebook's."""
-        if module == "__main__":
+    for operation, argument, _ in pickletools.genops(data):
+        module, _, attribute = str(argument).partition(" ")
+        if operation.name == "GLOBAL" and module == "__main__":
             raise UsageError(
-                f"{self._name} was pushed and uses {name} of the notebook, which a script does not have; create it in "
-                "a cell"
+                f"{name} was pushed and uses {attribute} of the notebook, which a script does not have; "
+                "create it in a cell"
             )
-        return super().find_class(module, name)
 
 
 def _literal(value: Any) -> str | None:

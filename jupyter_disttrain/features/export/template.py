@@ -170,10 +170,7 @@ class Frame:
                 )
 
     def _imports(self, launch: str, *, wants_hvd: bool) -> list[str]:
-        lines = ["import os", "import pickle"]
-        lines += ["import socket"] if launch in ("mpi", "horovodrun") and self.backend != "none" else []
-        lines += ["from datetime import timedelta"] if self.backend != "none" else []
-        lines += [""]
+        lines = ["import os", "import pickle", "import socket", "from datetime import timedelta", ""]
         lines += ["from mpi4py import MPI"] if launch == "mpi" else []
         lines += ["import horovod.torch as hvd"] if launch == "horovodrun" or wants_hvd else []
         lines += ["import torch", "import torch.distributed as dist"] if self.backend != "none" else []

@@ -1,7 +1,7 @@
 """Copy data sets to the nodes' local disks.
 
 Covers: which nodes copy, in which order, their progress, the result.
-Does not cover: copying (``features.staging.rank``), drawing (``notebook.magics.data_magics``).
+Does not cover: copying (``features.staging.rank``), drawing (``notebook.magics.file_magics``).
 """
 
 from __future__ import annotations

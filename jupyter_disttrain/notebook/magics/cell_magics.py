@@ -1,128 +1,161 @@
-"""Define the magics that run cells on ranks, wait for them and interrupt them.
+"""Define the magics that run cells on ranks, wait for them and interrupt them, and those that move variables.
 
-Does not cover: scripts (``script_magics``), showing the output of a cell (``notebook.output.renderer``).
+Does not cover: scripts (``file_magics``), showing the output of a cell (``notebook.output.renderer``), how values
+travel (``client.cells.variables``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
-from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import cell_magic, line_cell_magic, magics_class
 
 from ...client.cells.variables import check_names
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
-from .arguments import documented, parse
+from .arguments import NAME, NOBLOCK, TIMEOUT, VARIABLES, WATCH, magic, one_of, option, ranks_option
 from .clusters import ClusterUsingMagics
-from .data_magics import sync_before_cell
+from .file_magics import sync_before_cell
 from .input_transformers import check_magics
 
-if TYPE_CHECKING:
-    import argparse
+_OF_A_CELL = (
+    TIMEOUT,
+    option("-o", "--out", metavar="NAME", help="store each rank's last value in the notebook, as a dict by rank"),
+    WATCH,
+    NOBLOCK,
+    option("--bare", action="store_true", help=argparse.SUPPRESS),  # %dist_mode added the magic's line to the cell
+    NAME,
+)
 
 
 @magics_class
 class CellMagics(ClusterUsingMagics):
-    """The magics for cells."""
+    """The magics for cells and variables."""
 
-    @documented
-    @no_var_expand
-    @cell_magic
-    def distributed(self, line: str, cell: str) -> None:
+    @magic(ranks_option(), *_OF_A_CELL, kind=cell_magic, expands=False)
+    def distributed(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on every rank, or on those named, and show what each rank prints."""
-        args = parse("distributed", line)
-        self._run("%%distributed", line, cell, args, args.ranks)
+        self._run("%%distributed", args.ranks, args, cell)
 
-    @documented
-    @no_var_expand
-    @cell_magic
-    def rank(self, line: str, cell: str) -> None:
+    @magic(option("ranks", nargs="+", help="ranks, e.g. 0, [0,2] or 0-3"), *_OF_A_CELL, kind=cell_magic, expands=False)
+    def rank(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on some ranks: ``%%rank 0``, ``%%rank [0,2]`` or ``%%rank[0-2]``."""
-        args = parse("rank", line)
-        self._run("%%rank", line, cell, args, ",".join(args.ranks).replace(",,", ","))
+        self._run("%%rank", ",".join(args.ranks).replace(",,", ","), args, cell)
 
-    def _run(self, magic: str, line: str, cell: str, args: argparse.Namespace, ranks: str) -> None:
-        cluster = self.clusters.require(args)
+    def _run(self, name: str, ranks: str, args: argparse.Namespace, cell: str) -> None:
+        cluster = self.clusters.require(args.name)
         check_magics(cell, is_bare=args.bare)
         if args.out is not None:
             check_names([args.out])
         chosen = parse_ranks(ranks, cluster.world_size)
-        if args.watch and self.clusters.views.has_page:
-            self.clusters.views.show(cluster)
+        options = self.clusters.run_options(cluster, chosen, args)
         sync_before_cell(self.clusters, cluster, chosen)
-        run = cluster.run(
-            # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
-            cell if args.bare else f"#{magic} {line}".rstrip() + f"\n{cell}",
-            chosen,
-            values=args.out is not None,
-            block=not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
-            timeout_s=args.timeout,
-            listener=None if args.noblock else self.clusters.screen(cluster, chosen, below_view=args.watch),
-            origin=self.clusters.origin,
-        )
+        # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
+        code = cell if args.bare else f"#{name} {args.line}".rstrip() + f"\n{cell}"
+        run = cluster.run(code, chosen, values=args.out is not None, **options)
         if args.noblock:
             self.clusters.wait_later(cluster, run, args.out)
-            return
-        self.clusters.keep_values(run, args.out)
+        else:
+            self.clusters.keep_values(run, args.out)
 
-    @documented
-    @line_magic
-    def dist_wait(self, line: str) -> None:
+    @magic(NAME)
+    def dist_wait(self, args: argparse.Namespace) -> None:
         """Wait for the cells that were started with ``--noblock``, or that still run after stop, and show their output.
 
         While it waits, stop interrupts them.
         """
-        cluster = self.clusters.require(parse("dist_wait", line))
+        cluster = self.clusters.require(args.name)
         known = [run for run, _ in self.clusters.waiting.setdefault(cluster.name, [])]
         self.clusters.waiting[cluster.name] += [(run, None) for run in cluster.running_cells if run not in known]
         if not self.clusters.waiting[cluster.name]:
             raise UsageError("no cell runs in the background; start one with %%distributed --noblock")
         self.clusters.show_waiting(cluster)
 
-    @documented
-    @line_magic
-    def dist_interrupt(self, line: str) -> None:
+    @magic(NAME, ranks_option())
+    def dist_interrupt(self, args: argparse.Namespace) -> None:
         """Interrupt ranks that still run a cell after ``--noblock``, or after stop has returned control.
 
         The second time it releases the ranks from whatever they wait for.
         """
-        args = parse("dist_interrupt", line)
-        cluster = self.clusters.require(args)
+        cluster = self.clusters.require(args.name)
         lines = cluster.interrupt_and_wait(args.ranks)
         if any(run.done for run, _ in self.clusters.waiting.get(cluster.name, [])):
             lines.append("%dist_wait shows the result")
         print("\n".join(lines))  # noqa: T201
 
-    @documented
-    @line_magic
-    def dist_where(self, line: str) -> None:
+    @magic(NAME)
+    def dist_where(self, args: argparse.Namespace) -> None:
         """Show what each rank is doing now: the collective in which it waits, and the line.
 
         A kernel that waits for a cell runs this only afterwards: use it with ``--noblock``, or see the side panel.
         """
-        print("\n".join(self.clusters.require(parse("dist_where", line)).where()))  # noqa: T201
+        print("\n".join(self.clusters.require(args.name).where()))  # noqa: T201
 
-    @documented
-    @line_magic
-    def dist_mode(self, line: str) -> None:
+    @magic(
+        one_of(
+            option("-e", "--enable", action="store_true", help="every following cell runs on all ranks"),
+            option("-d", "--disable", action="store_true", help="cells run in the notebook again"),
+        )
+    )
+    def dist_mode(self, args: argparse.Namespace) -> None:
         """Run every following cell on the ranks, except those that begin with ``%%local``; or no longer."""
-        args = parse("dist_mode", line)
+        transformers = self.clusters.transformers
         if args.enable:
-            cluster = self.clusters.require(parse("dist_status", ""))
-            self.clusters.transformers.everywhere = True
-            ranks = label_ranks(range(cluster.world_size))
-            print(f"every cell now runs on {ranks}, except those that begin with %%local; %dist_mode -d turns this off")  # noqa: T201
+            ranks = label_ranks(range(self.clusters.require(None).world_size))
+            transformers.everywhere = True
+            text = f"every cell now runs on {ranks}, except those that begin with %%local; %dist_mode -d turns this off"
         elif args.disable:
-            self.clusters.transformers.everywhere = False
-            print("cells run in the notebook again")  # noqa: T201
+            transformers.everywhere = False
+            text = "cells run in the notebook again"
         else:
-            print(f"cells run {'on the ranks' if self.clusters.transformers.everywhere else 'in the notebook'}")  # noqa: T201
+            text = f"cells run {'on the ranks' if transformers.everywhere else 'in the notebook'}"
+        print(text)  # noqa: T201
 
-    @documented
-    @line_cell_magic
-    def sync(self, line: str, cell: str | None = None) -> None:  # noqa: ARG002  (users write %%sync too)
+    @magic(NAME, kind=line_cell_magic)
+    def sync(self, args: argparse.Namespace, cell: str | None = None) -> None:  # noqa: ARG002  (users write %%sync too)
         """Wait until all ranks have reached a barrier."""
-        cluster = self.clusters.require(parse("sync", line))
+        cluster = self.clusters.require(args.name)
         seconds = cluster.sync()
         print(f"{label_ranks(range(cluster.world_size))} reached the barrier after {seconds * 1000:.1f} ms")  # noqa: T201
+
+    @magic(ranks_option(), VARIABLES, NAME)
+    def dist_push(self, args: argparse.Namespace) -> None:
+        """Set variables of the notebook on the ranks."""
+        cluster = self.clusters.require(args.name)
+        check_names(args.names)
+        missing = [name for name in args.names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"the notebook has no variable {', '.join(map(repr, missing))}; set it in a cell first")
+        cluster.push({name: self.shell.user_ns[name] for name in args.names}, args.ranks)
+
+    @magic(ranks_option("0"), VARIABLES, NAME)
+    def dist_pull(self, args: argparse.Namespace) -> None:
+        """Copy variables to the notebook: from one rank as they are, from several as a dict by rank."""
+        cluster = self.clusters.require(args.name)
+        ranks = parse_ranks(args.ranks, cluster.world_size)
+        values = cluster.pull(args.names, ranks)
+        for name in args.names:
+            by_rank = {rank: named[name] for rank, named in values.items()}
+            self.shell.user_ns[name] = by_rank[ranks[0]] if len(ranks) == 1 else by_rank
+
+    @magic(
+        option("--from", dest="source", type=int, default=0, metavar="RANK", help="the source (default: 0)"),
+        option("--to", dest="ranks", default="all", metavar="RANKS", help="the targets (default: all others)"),
+        VARIABLES,
+        NAME,
+    )
+    def dist_copy(self, args: argparse.Namespace) -> None:
+        """Copy variables from one rank to others."""
+        self.clusters.require(args.name).copy(args.names, args.source, args.ranks)
+
+    @magic(
+        ranks_option(),
+        option("names", nargs="+", metavar="NAME", help="models, optimizers, tensors or other variables"),
+        NAME,
+    )
+    def dist_diff(self, args: argparse.Namespace) -> None:
+        """Show where ranks differ: the first parameter of a model that does, by how much and on which ranks."""
+        cluster = self.clusters.require(args.name)
+        for name in args.names:
+            print(cluster.diff(name, args.ranks))  # noqa: T201

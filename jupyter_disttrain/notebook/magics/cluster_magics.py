@@ -1,38 +1,89 @@
 """Define the magics that start, show and end clusters.
 
-Covers: parsing a line, calling :class:`~jupyter_disttrain.Cluster`.
-Does not cover: options (``arguments``), their defaults (``settings``), the clusters of the notebook (``clusters``).
+Covers: their options, calling :class:`~jupyter_disttrain.Cluster`.
+Does not cover: defaults of the options (``settings``), the clusters of the notebook (``clusters``).
 """
 
 from __future__ import annotations
 
-from IPython.core.magic import line_magic, magics_class
+from typing import TYPE_CHECKING
+
+from IPython.core.magic import magics_class
 
 from ...client import Cluster
-from ...config.cluster import parse_roles
+from ...config.cluster import BACKENDS, LAUNCHERS, ON_RANK_DEATH, parse_roles
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
 from ..views.status_line import StatusLine
 from ..views.status_text import attached_text, kept_text, started_text, status_text
-from .arguments import documented, hosts_of, parse, parse_gpus
+from .arguments import NAME, SSH, hosts_of, magic, option, parse_gpus, ranks_option
 from .clusters import ClusterUsingMagics
-from .slurm_arguments import slurm_of
+from .slurm_arguments import SLURM_OPTIONS, slurm_of
+
+if TYPE_CHECKING:
+    import argparse
+
+_OF_INIT = (
+    option("-n", "--num-ranks", type=int, help="the number of ranks (default: one per GPU, or 2 without GPUs)"),
+    option("-g", "--gpus", help="the GPUs to use among the visible ones, e.g. 0,1 (default: all)"),
+    option(
+        "--share-gpus",
+        action="store_true",
+        help="allow more ranks than GPUs, over Gloo; use the variable device, LOCAL_RANK may not be a GPU",
+    ),
+    option(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="mpi: one MPI job; local: plain processes; ssh: hosts, without MPI; slurm: a Slurm job (default: mpi)",
+    ),
+    option("--hosts", help="hosts to reach by ssh, each with its number of ranks, e.g. node1:4,node2:4"),
+    option("--hostfile", metavar="FILE", help="a hostfile of Open MPI or MPICH in place of --hosts"),
+    option("--node-count", type=int, metavar="N", help="use the first N of these hosts (default: all)"),
+    option(
+        "--process-count-per-node", type=int, metavar="N", help="ranks per host (default: as named, or one per GPU)"
+    ),
+    option("--spare", metavar="HOSTS", help="hosts that replace a lost one (--launcher ssh)"),
+    option("--interface", help="the hosts' network: an interface, or a network such as 10.1.0.0/16 (default: chosen)"),
+    option(
+        "--controller-ports",
+        metavar="FIRST-LAST",
+        help="8 ports of this machine that ranks on other hosts connect to (default: any)",
+    ),
+    SSH,
+    option("-x", "--forward", action="append", metavar="NAME[=VALUE]", help="a variable to set on other hosts"),
+    *SLURM_OPTIONS,
+    option("--backend", choices=BACKENDS, help="process group backend; none: ranks without torch (default: auto)"),
+    option("-a", "--address", help="MASTER_ADDR (default: chosen)"),
+    option("--port", type=int, help="MASTER_PORT (default: a free one)"),
+    option("--timeout", type=float, metavar="S", help="timeout of a collective, in seconds (default: 1800)"),
+    option("--start-timeout", type=float, metavar="S", help="timeout of the start, in seconds (default: 120)"),
+    option("--grace", type=float, metavar="S", help="seconds until ranks that wait for a failed one are released (3)"),
+    option("--hang-after", type=float, metavar="S", help="seconds until a cell explains a hang (default: 30)"),
+    option(
+        "--on-rank-death", choices=ON_RANK_DEATH, help="replace the rank, reset all ranks or stop (default: replace)"
+    ),
+    option("--tf-config", metavar="ROLES", help="set TF_CONFIG for TensorFlow, e.g. worker=2 or chief=1,worker=2,ps=1"),
+    option("--keep", action="store_true", help="keep the ranks running when the kernel ends"),
+    option(
+        "--idle-timeout", type=float, metavar="S", help="end the cluster after S seconds without use (default: never)"
+    ),
+    option("--name", default=None, help="the cluster's name, to have several side by side (default: default)"),
+)
 
 
 @magics_class
 class ClusterMagics(ClusterUsingMagics):
     """The magics for clusters."""
 
-    @documented
-    @line_magic
-    def dist_init(self, line: str) -> None:
+    @magic(*_OF_INIT)
+    def dist_init(self, args: argparse.Namespace) -> None:
         """Start the ranks of this notebook: by default one per GPU, or two without GPUs.
 
         In Python they are ``cluster`` from then on, unless the notebook has a variable of that name. With
         ``--launcher slurm``, other long options of sbatch are passed on.
         """
-        args, settings = parse("dist_init", line), self.clusters.settings
+        settings = self.clusters.settings
         name = args.name or "default"
         running = self.clusters.open.get(name)
         if running is not None and not running.closed:
@@ -72,13 +123,11 @@ class ClusterMagics(ClusterUsingMagics):
             self.clusters.add(cluster)
             line_shown.end("\n".join([started_text(cluster), *kept_text()]))
 
-    @documented
-    @line_magic
-    def dist_status(self, line: str) -> None:
+    @magic(NAME, option("--text", action="store_true", help="print a table, even where a live view is possible"))
+    def dist_status(self, args: argparse.Namespace) -> None:
         """Show nodes, ranks and metrics: live where the front end has widgets, else as a text table."""
-        args = parse("dist_status", line)
         there = [cluster for cluster in self.clusters.open.values() if not cluster.closed]
-        chosen = there if there and not args.name else [self.clusters.require(args)]
+        chosen = there if there and not args.name else [self.clusters.require(args.name)]
         notes = [note for cluster in chosen for note in cluster.take_notes()]  # first: the table is as new as they are
         if args.text or not self.clusters.views.has_page:
             print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
@@ -88,14 +137,22 @@ class ClusterMagics(ClusterUsingMagics):
         if notes:
             print("\n".join(notes))  # noqa: T201
 
-    @documented
-    @line_magic
-    def dist_attach(self, line: str) -> None:
+    @magic(
+        option(
+            "cluster",
+            nargs="?",
+            metavar="CLUSTER|FILE|HOST:FILE",
+            help="a name or id from `jupyter disttrain list` (default: the only one); or the FILE of a batch job whose "
+            "ranks run `python -m jupyter_disttrain.rank --join FILE`; or HOST:FILE, to connect through ssh",
+        ),
+        SSH,
+        option("--noblock", action="store_true", help="do not wait for a cell that still runs; %%dist_wait shows it"),
+    )
+    def dist_attach(self, args: argparse.Namespace) -> None:
         """Attach to ranks that outlived their kernel (``--keep``), or to those of a batch job.
 
         Their variables are kept; what they have printed meanwhile is shown.
         """
-        args = parse("dist_attach", line)
         for here in self.clusters.open.values():
             if not here.closed and args.cluster in (here.name, here.cluster_id):
                 raise UsageError(
@@ -109,26 +166,23 @@ class ClusterMagics(ClusterUsingMagics):
         if not args.noblock:
             self.clusters.show_waiting(cluster)
 
-    @documented
-    @line_magic
-    def dist_detach(self, line: str) -> None:
+    @magic(NAME)
+    def dist_detach(self, args: argparse.Namespace) -> None:
         """Detach from a cluster and leave it and its cells running; ``%dist_attach`` attaches to it again.
 
         This is possible for ranks that were started with ``--keep``, and for those of a batch job.
         """
-        cluster = self.clusters.require(parse("dist_detach", line))
+        cluster = self.clusters.require(args.name)
         cluster.detach()
         self.clusters.forget(cluster)
         where = cluster.config.job_file or cluster.cluster_id
         ranks = label_ranks(range(cluster.config.n or 0)) if cluster.config.n else "its ranks"
         print(f"{ranks} continue without this notebook; %dist_attach {where} attaches to them again")  # noqa: T201
 
-    @documented
-    @line_magic
-    def dist_reset(self, line: str) -> None:
+    @magic(NAME, ranks_option(None, "replace only these, e.g. 1 or 0,2-3"))
+    def dist_reset(self, args: argparse.Namespace) -> None:
         """Start new processes for all ranks, or only for those named; their variables are lost."""
-        args = parse("dist_reset", line)
-        cluster = self.clusters.require(args)
+        cluster = self.clusters.require(args.name)
         if args.ranks is not None:
             ranks = parse_ranks(args.ranks, cluster.world_size)
             print("\n".join(cluster.replace(ranks)))  # noqa: T201
@@ -141,17 +195,14 @@ class ClusterMagics(ClusterUsingMagics):
             finally:
                 if cluster.closed:
                     self.clusters.forget(cluster)
-            self.clusters.waiting.pop(cluster.name, None)
-            self.clusters.close_relay(cluster)
+            self.clusters.forget_cells(cluster)
             line_shown.end("\n".join([*killed, started_text(cluster)]))
 
-    @documented
-    @line_magic
-    def dist_shutdown(self, line: str) -> None:
+    @magic(NAME, option("--all", action="store_true", help="end all clusters of this notebook"))
+    def dist_shutdown(self, args: argparse.Namespace) -> None:
         """End the cluster and everything it started."""
-        args = parse("dist_shutdown", line)
         several = len(self.clusters.open) > 1
-        for cluster in list(self.clusters.open.values()) if args.all else [self.clusters.require(args)]:
+        for cluster in list(self.clusters.open.values()) if args.all else [self.clusters.require(args.name)]:
             killed = self.clusters.end(cluster)
             ended = f"{f'{cluster.name}: ' if several else ''}{label_ranks(range(cluster.world_size))} ended"
             print("\n".join([*killed, ended]))  # noqa: T201

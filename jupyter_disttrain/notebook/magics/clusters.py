@@ -7,7 +7,7 @@ Does not cover: the magics (``cluster_magics``, ``cell_magics`` and others), dra
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics
 
@@ -16,7 +16,7 @@ from ...client.cells.history import Origin
 from ...errors import DisttrainError, UsageError
 from ...protocol.ranks import label_ranks
 from ..output.comms import CommRelay
-from ..output.displays import sink_for
+from ..output.displays import NotebookSink
 from ..output.renderer import Screen
 from ..output.terminal_renderer import TerminalScreen
 from ..views.status_text import kept_text
@@ -49,8 +49,7 @@ class Clusters:
         self._shell = shell
         self._last = ""  # the name of the cluster that was used last
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
-        settings.observe(self._change_clusters, names=list(_CHANGEABLE))
-        settings.observe(self._warn_if_fixed, names=list(_FIXED))
+        settings.observe(self._on_change, names=[*_CHANGEABLE, *_FIXED])
 
     def close(self) -> None:
         """Shut down every cluster and stop showing them."""
@@ -66,19 +65,13 @@ class Clusters:
         cell_id = parent.get("metadata", {}).get("cellId") or ""
         return Origin(execution_count=_prompt(shell), cell_id=str(cell_id))
 
-    # Settings
-
-    @property
-    def _running(self) -> list[Cluster]:
-        return [cluster for cluster in self.open.values() if not cluster.closed]
-
-    def _change_clusters(self, change: Bunch) -> None:
-        for cluster in self._running:
-            cluster.change(**{_CHANGEABLE[change.name]: change.new})
-
-    def _warn_if_fixed(self, change: Bunch) -> None:
-        if self._running:
-            names = ", ".join(repr(cluster.name) for cluster in self._running)
+    def _on_change(self, change: Bunch) -> None:
+        running = [cluster for cluster in self.open.values() if not cluster.closed]
+        if change.name in _CHANGEABLE:
+            for cluster in running:
+                cluster.change(**{_CHANGEABLE[change.name]: change.new})
+        elif running:
+            names = ", ".join(repr(cluster.name) for cluster in running)
             text = f"{change.name} can't change while ranks run: {names} keeps its value, the next %dist_init uses this"
             print(text)  # noqa: T201
 
@@ -101,19 +94,16 @@ class Clusters:
                 "it with %dist_detach"
             )
 
-    def require(self, args: argparse.Namespace) -> Cluster:
-        """Return the cluster that was named, or the one used last."""
-        name = args.name or self._last
-        cluster = self.open.get(name)
-        if cluster is None and args.name:
+    def require(self, name: str | None) -> Cluster:
+        """Return the cluster of this name, or the one used last."""
+        cluster = self.open.get(name or self._last)
+        if cluster is None and name:
             there = ", ".join(self.open) or "none"
-            raise UsageError(
-                f"no cluster is named {args.name!r} (running: {there}); start it with %dist_init --name {args.name}"
-            )
+            raise UsageError(f"no cluster is named {name!r} (running: {there}); start it with %dist_init --name {name}")
         if cluster is None:
             kept = "".join(f"; {text}" for text in kept_text())
             raise UsageError(f"no cluster is running; start one with %dist_init, e.g. %dist_init -n 2{kept}")
-        self._last = name
+        self._last = cluster.name
         if cluster.closed:
             cluster.check_open()
         return cluster
@@ -121,17 +111,15 @@ class Clusters:
     def forget(self, cluster: Cluster) -> None:
         """Remove a cluster that has ended or was detached."""
         self.open.pop(cluster.name, None)
-        self.waiting.pop(cluster.name, None)
-        self.close_relay(cluster)
+        self.forget_cells(cluster)
         self._last = next(reversed(self.open), "")
         if not self.open:
             self.transformers.everywhere = False
 
-    def close_relay(self, cluster: Cluster) -> None:
-        """Stop forwarding widget messages to a cluster's ranks."""
-        relay = self._relays.pop(cluster.name, None)
-        if relay is not None:
-            relay.close()
+    def forget_cells(self, cluster: Cluster) -> None:
+        """Remove the cells and the widgets of ranks that have ended."""
+        self.waiting.pop(cluster.name, None)
+        self._relays.pop(cluster.name, None)
 
     def end(self, cluster: Cluster) -> list[str]:
         """Shut down a cluster once its checkpoints are written; return messages on ranks that were killed."""
@@ -145,7 +133,7 @@ class Clusters:
     def finish_saves(self, cluster: Cluster) -> None:
         """Wait for checkpoints that are written while cells run; errors are printed, so that the ranks can be ended."""
         try:
-            message = cluster.checkpoints.finish(listener=self.screen(cluster, tuple(range(cluster.world_size))))
+            message = cluster.checkpoints.finish(listener=self.screen(cluster))
         except DisttrainError as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -155,20 +143,33 @@ class Clusters:
 
     # Cells
 
-    def screen(self, cluster: Cluster, ranks: tuple[int, ...], *, below_view: bool = False) -> Screen:
-        """Return the listener that shows a cell."""
+    def screen(self, cluster: Cluster, ranks: tuple[int, ...] | None = None, *, below_view: bool = False) -> Screen:
+        """Return a listener that shows what ranks print, by default all, below the current cell."""
         relay = self._relays.setdefault(cluster.name, CommRelay(cluster.send_comm))
-        return (Screen if hasattr(self._shell, "kernel") else TerminalScreen)(
-            sink_for(self._shell),
-            ranks,
-            cluster.world_size,
-            cluster.log_folder,
-            max_lines=self.settings.max_output_lines,
-            max_bytes=self.settings.max_output_bytes,
-            progress_after_s=self.settings.progress_after,
-            forward_comm=relay.forward,
-            below_view=below_view,
-        )
+        options: dict[str, Any] = {
+            "ranks": range(cluster.world_size) if ranks is None else ranks,
+            "world_size": cluster.world_size,
+            "log_folder": cluster.log_folder,
+            "max_lines": self.settings.max_output_lines,
+            "max_bytes": self.settings.max_output_bytes,
+            "progress_after_s": self.settings.progress_after,
+            "forward_comm": relay.forward,
+            "below_view": below_view,
+        }
+        if hasattr(self._shell, "kernel"):
+            return Screen(NotebookSink(self._shell), **options)
+        return TerminalScreen(**options)
+
+    def run_options(self, cluster: Cluster, ranks: tuple[int, ...], args: argparse.Namespace) -> dict[str, Any]:
+        """Return options of :meth:`Cluster.run` for a magic with ``--watch``, ``--timeout`` and ``--noblock``."""
+        if args.watch and self.views.has_page:
+            self.views.show(cluster)
+        return {
+            "block": not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
+            "timeout_s": args.timeout,
+            "listener": None if args.noblock else self.screen(cluster, ranks, below_view=args.watch),
+            "origin": self.origin,
+        }
 
     def wait_later(self, cluster: Cluster, run: CellRun, out: str | None) -> None:
         """Have %dist_wait show the cell's output."""

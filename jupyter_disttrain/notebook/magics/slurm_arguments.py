@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from ...config.slurm import STARTS, SlurmOptions, parse_more, split_more
 from ...errors import UsageError
+from .arguments import option
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-
 
 _OF_SLURM = (
     "nodes",
@@ -28,24 +28,26 @@ _OF_SLURM = (
     "new_job",
 )
 
-
-def add_slurm_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add = parser.add_argument
-    add("-N", "--nodes", type=int, metavar="N", help="nodes of the Slurm job (default: those of the allocation, or 1)")
-    add("--ntasks-per-node", type=int, metavar="N", help="ranks per node (default: one per requested GPU, or 1)")
-    add("--gpus-per-node", metavar="GPUS", help="GPUs per node, e.g. 4 or a100:4")
-    add("-p", "--partition", help="the partition to submit to (default: Slurm's)")
-    add("--time", metavar="LIMIT", help="time limit: minutes, HH:MM:SS or D-HH:MM:SS (default: the partition's)")
-    add("-A", "--account", help="the account to charge (default: Slurm's)")
-    add(
+SLURM_OPTIONS = (
+    option(
+        "-N", "--nodes", type=int, metavar="N", help="nodes of the Slurm job (default: those of the allocation, or 1)"
+    ),
+    option("--ntasks-per-node", type=int, metavar="N", help="ranks per node (default: one per requested GPU, or 1)"),
+    option("--gpus-per-node", metavar="GPUS", help="GPUs per node, e.g. 4 or a100:4"),
+    option("-p", "--partition", help="the partition to submit to (default: Slurm's)"),
+    option("--time", metavar="LIMIT", help="time limit: minutes, HH:MM:SS or D-HH:MM:SS (default: the partition's)"),
+    option("-A", "--account", help="the account to charge (default: Slurm's)"),
+    option(
         "--sbatch",
         action="append",
         metavar="OPTIONS",
         help="other options of sbatch, e.g. '--qos=high --mem=64G'; long ones may also stand alone",
-    )
-    add("--ranks-by", choices=STARTS, help="mpirun: an MPI job; srun: no MPI, survives a node's loss (default: mpirun)")
-    add("--new-job", action="store_true", help="submit a job even within an allocation")
+    ),
+    option(
+        "--ranks-by", choices=STARTS, help="mpirun: an MPI job; srun: no MPI, survives a node's loss (default: mpirun)"
+    ),
+    option("--new-job", action="store_true", help="submit a job even within an allocation"),
+)
 
 
 def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) -> SlurmOptions | None:

@@ -50,10 +50,6 @@ class CommRelay:
         content = {"comm_id": comm_id, "data": message["content"]["data"]}
         self._send_to_rank(rank, content, list(message.get("buffers", ())))
 
-    def close(self) -> None:
-        """Drop the comms: their ranks have ended."""
-        self._comms.clear()
-
 
 class WidgetBars:
     """The progress bars among the widgets of one cell."""

@@ -1,6 +1,9 @@
 """Display a screen's sections in a front end.
 
-Covers: a notebook's output, IPython in a terminal.
+Covers: a notebook's output, IPython in a terminal, whether the output of an earlier cell still exists.
+
+JupyterLab and Notebook 7 report with each request which cells were run again or removed. In front ends that report
+nothing, a cell's output counts as existing.
 """
 
 from __future__ import annotations
@@ -8,35 +11,62 @@ from __future__ import annotations
 import threading
 import uuid
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol
-
-from .cell_places import CellPlace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_latest: WeakKeyDictionary[InteractiveShell, dict[str, str]] = WeakKeyDictionary()  # by cell: its last request
 
-class Sink(Protocol):
-    """Something that holds displays."""
 
-    def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
+def watch_cells(shell: InteractiveShell) -> None:
+    """Start to track which cells are run and removed."""
+    if shell not in _latest and hasattr(shell, "kernel"):
+        _latest[shell] = {}
+        shell.events.register("pre_run_cell", lambda _info: _note(shell))
+
+
+def _note(shell: InteractiveShell) -> None:
+    request, metadata = _request(shell)
+    latest = _latest[shell]
+    latest.update((cell, "") for cell in metadata.get("deletedCells") or ())
+    if metadata.get("cellId"):
+        latest[metadata["cellId"]] = request
+
+
+def _request(shell: Any) -> tuple[str, dict[str, Any]]:
+    """Return the id and the metadata of the request that runs now."""
+    message = shell.kernel.get_parent("shell") or {}
+    return message.get("header", {}).get("msg_id", ""), message.get("metadata") or {}
+
+
+class Sink:
+    """Something that holds displays; this one is IPython in a terminal, where printed text can't be changed."""
+
+    def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
         """Show a display, or update the one of that name; returns its name."""
+        return shown_as or "terminal"
 
     def clear(self, *, wait: bool) -> None:
         """Remove all displays; with ``wait`` when the next one is shown."""
 
     def where_it_was(self) -> str:
         """Return the name of the cell if it was run again or removed, and its output with it; else an empty string."""
+        return ""
 
 
-class NotebookSink:
+class NotebookSink(Sink):
     """A notebook's output: displays are updated in place."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._publisher = shell.display_pub
         self._context = copy_context()  # displays go to this cell in this context, whichever cell runs
         self._thread = threading.get_ident()
-        self._place = CellPlace(shell)
+        self._request, metadata = _request(shell)
+        self._cell = metadata.get("cellId", "")
+        self._latest = _latest.get(shell, {})
+        self._name = f"cell {shell.execution_count}"
 
     def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:
         """Show or update a display."""
@@ -54,24 +84,7 @@ class NotebookSink:
 
     def where_it_was(self) -> str:
         """Return the name of the cell if its output was removed."""
-        return self._place.where_it_was()
-
-
-class TerminalSink:
-    """IPython in a terminal, where printed text can't be changed; cells print by ``terminal_renderer`` there."""
-
-    def show(self, shown_as: str | None, data: dict[str, Any], metadata: dict[str, Any]) -> str:  # noqa: ARG002
-        """Do nothing: the text is printed at the end."""
-        return shown_as or "terminal"
-
-    def clear(self, *, wait: bool) -> None:
-        """Do nothing: nothing was printed."""
-
-    def where_it_was(self) -> str:
-        """Return an empty string: printed text stays."""
-        return ""
-
-
-def sink_for(shell: InteractiveShell) -> Sink:
-    """Return the sink for the shell's front end."""
-    return NotebookSink(shell) if hasattr(shell, "kernel") else TerminalSink()
+        latest = self._latest.get(self._cell, self._request)
+        if latest == self._request:
+            return ""
+        return f"{self._name}, {'run again since' if latest else 'removed since'}"

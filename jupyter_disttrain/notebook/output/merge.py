@@ -1,214 +1,142 @@
 """Merge what each rank printed into one sequence.
 
 Covers: which lines several ranks have in common, and the order of all lines.
-Does not cover: control characters (``terminal``), the merge while the cell runs (``transcript``).
+Does not cover: control characters (``terminal``), how much is merged while the cell runs (``transcript``).
 
-The result depends on what the ranks printed and not on when: it is the same whichever rank was faster. Lines are
-matched as in a patience diff: first those that occur once on either side, then what lies between them. The cost of n
-lines is O(n), times a small depth.
+A line that each of several ranks printed once is one line for all of them. A repeated line is matched by its number of
+occurrence since the last of these. Then the lines are put in order, each once all of its ranks have reached it; a line
+that ranks printed in different order is divided. The result for complete output depends on what the ranks printed and
+not on when. The cost of n lines is O(n log n), and more only for lines that are divided.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from itertools import pairwise
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     Item = tuple[int, int]  # a rank, and a place in its sequence
-    Span = tuple[int, int]
-
-FIRST, LAST = 0, 1  # sentinels above and below all lines of a spine
-KEY_STEP = 1 << 40  # between the keys of two lines: room for those inserted between them
-MAX_DEPTH = 12  # depth of blocks between anchors; deeper ones are matched by their number of occurrence
 
 
-class _Spine:
-    """Lines that several ranks may have, in order, under fixed numbers; finds neighbours and equal lines."""
-
-    def __init__(self) -> None:
-        # By number; FIRST and LAST are no lines.
-        self.likes = [-1, -1]
-        self.items: list[list[Item]] = [[], []]
-        self.before, self.after = [FIRST, FIRST], [LAST, LAST]
-        self.keys = [0, 0]  # increasing in the order of the lines
-        self._alike: dict[int, list[int]] = {}  # by content: lines in order
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the lines in order."""
-        line = self.after[FIRST]
-        while line != LAST:
-            yield line
-            line = self.after[line]
-
-    def add(self, like: int) -> int:
-        """Return a new line, which has no place yet."""
-        self.likes.append(like)
-        self.items.append([])
-        for numbers in (self.before, self.after, self.keys):
-            numbers.append(FIRST)
-        return len(self.likes) - 1
-
-    def place(self, lines: Sequence[int], below: int) -> None:
-        """Insert new lines above another."""
-        above = self.before[below]
-        step = (self.keys[below] - self.keys[above]) // (len(lines) + 1)
-        for line, next_line in pairwise((above, *lines, below)):
-            self.after[line], self.before[next_line] = next_line, line
-        for count, line in enumerate(lines, 1):
-            self.keys[line] = self.keys[above] + count * step
-        if not step:
-            for number, line in enumerate((*self, LAST), 1):
-                self.keys[line] = number * KEY_STEP
-        for line in lines:
-            insort(self._alike.setdefault(self.likes[line], []), line, key=self.keys.__getitem__)
-
-    def between(self, above: int, below: int, like: int) -> list[int]:
-        """Return the lines of one content between two lines."""
-        alike = self._alike.get(like)
-        if alike is None:
-            return []
-        start = bisect_right(alike, self.keys[above], key=self.keys.__getitem__)
-        return alike[start : bisect_left(alike, self.keys[below], start, key=self.keys.__getitem__)]
-
-
-def merge(sequences: Mapping[int, Sequence[Hashable]]) -> list[list[Item]]:
+def merge(
+    sequences: Mapping[int, Sequence[Hashable]], times: Mapping[int, Sequence[float]] | None = None
+) -> list[list[Item]]:
     """Merge sequences of lines.
 
     Parameters
     ----------
     sequences
-        By rank: what it printed, line by line. Equal lines can become one; None equals nothing.
+        By rank: what it printed, line by line. Equal lines can become one.
+    times
+        By rank: when each line was printed. Without them the sequences are complete, and what only one rank has
+        stands in the order of the ranks between two lines that all ranks have. With them ranks may still print, and
+        what they have printed below their last common line stands in the order of time.
 
     Returns
     -------
     list of list of (int, int)
         Line by line: the ranks that have it, each with the place in its sequence. The order in each sequence is kept.
-        Between two lines that all ranks have, what only one rank has stands in the order of the ranks.
     """
-    numbers: dict[Hashable, int] = {None: -1}
-    numbered = {
-        rank: [numbers.setdefault(line, len(numbers)) for line in lines] for rank, lines in sorted(sequences.items())
-    }
-    counts = Counter(number for lines in numbered.values() for number in set(lines))
-    spine = _Spine()
-    for rank, lines in numbered.items():
-        own = [(place, line) for place, line in enumerate(lines) if line >= 0 and counts[line] > 1]
-        _weave(spine, rank, own)
-    common = [spine.items[line] for line in spine]
-    return _order([items for items in common if len(items) > 1], {r: len(s) for r, s in numbered.items()})
+    lengths = {rank: len(sequences[rank]) for rank in sorted(sequences)}
+    shared = _match(sequences)
+    return _order(lengths, shared, {rank: _priorities(rank, length, shared, times) for rank, length in lengths.items()})
 
 
-def _weave(spine: _Spine, rank: int, own: list[tuple[int, int]]) -> None:
-    """Add a rank's lines: to equal lines, else in front of the next line that has an equal one."""
-    partners = dict(_match(spine, [like for _, like in own]))
-    waiting: list[int] = []
-    for index, (place, like) in enumerate(own):
-        line = partners.get(index)
-        if line is None:
-            line = spine.add(like)
-            waiting.append(line)
-        elif waiting:
-            spine.place(waiting, line)
-            waiting.clear()
-        spine.items[line].append((rank, place))
-    spine.place(waiting, LAST)
+@dataclass(eq=False, slots=True)
+class _Shared:
+    """A line that several ranks have."""
+
+    items: list[Item]
+    missing: int  # ranks that have not reached it
 
 
-def _order(common: list[list[Item]], lengths: Mapping[int, int]) -> list[list[Item]]:
-    """Put common lines and the blocks between them in order: as late as what follows allows, then by rank."""
-    blocks: list[tuple[int, int, list[list[Item]]]] = []  # minus the distance to the end, the first rank, the lines
-    ends = dict(lengths)  # by rank: the part of the sequence that is not placed yet
-    distances = dict.fromkeys(lengths, 0)
-
-    def place_own(rank: int, start: int) -> None:
-        if start < ends[rank]:
-            distances[rank] += 1
-            blocks.append((-distances[rank], rank, [[(rank, place)] for place in range(start, ends[rank])]))
-
-    for items in reversed(common):
-        for rank, place in items:
-            place_own(rank, place + 1)
-            ends[rank] = place
-        distance = 1 + max(distances[rank] for rank, _ in items)
-        distances.update((rank, distance) for rank, _ in items)
-        blocks.append((-distance, items[0][0], [items]))
-    for rank in lengths:
-        place_own(rank, 0)
-    blocks.sort(key=lambda block: block[:2])
-    return [line for _, _, lines in blocks for line in lines]
+def _match(sequences: Mapping[int, Sequence[Hashable]]) -> dict[Item, _Shared]:
+    """Return the lines that several ranks have, by each of their items."""
+    counts = [Counter(lines) for lines in sequences.values()]
+    owners = Counter(line for counted in counts for line in counted)
+    repeated = {line for counted in counts for line, number in counted.items() if number > 1}
+    found: dict[tuple[Hashable, Hashable, int], list[Item]] = {}
+    for rank in sorted(sequences):
+        above: Hashable = None  # the last line that other ranks have too, and each of them once
+        seen: Counter[Hashable] = Counter()  # since then
+        for place, line in enumerate(sequences[rank]):
+            if owners[line] == 1:
+                continue
+            if line not in repeated:
+                above = line
+                seen.clear()
+            seen[line] += 1
+            found.setdefault((above, line, seen[line]), []).append((rank, place))
+    lines = [_Shared(items, len(items)) for items in found.values() if len(items) > 1]
+    return {item: line for line in lines for item in line.items}
 
 
-def _match(spine: _Spine, right: Sequence[int]) -> list[tuple[int, int]]:
-    """Return places on the right with the equal lines of the spine, increasing in both."""
-    pairs: list[tuple[int, int]] = []
-    todo: list[tuple[Span, Span, int]] = [((FIRST, LAST), (0, len(right)), 0)]
-    while todo:
-        (above, below), (start, end), depth = todo.pop()
-        while start < end and spine.likes[spine.after[above]] == right[start] and spine.after[above] != below:
-            above = spine.after[above]
-            pairs.append((start, above))
-            start += 1
-        while start < end and spine.likes[spine.before[below]] == right[end - 1] and spine.before[below] != above:
-            below = spine.before[below]
-            end -= 1
-            pairs.append((end, below))
-        if start == end or spine.after[above] == below:
-            continue
-        rest = range(start, end)
-        anchors = _anchors(spine, _once(spine, above, below, right, rest)) if depth < MAX_DEPTH else []
-        if not anchors:
-            pairs += _anchors(spine, _by_occurrence(spine, above, below, right, rest))
-            continue
-        pairs += anchors
-        todo += [
-            ((line, next_line), (place + 1, next_place), depth + 1)
-            for (place, line), (next_place, next_line) in pairwise([(start - 1, above), *anchors, (end, below)])
-        ]
-    return pairs
+def _priorities(
+    rank: int, length: int, shared: Mapping[Item, _Shared], times: Mapping[int, Sequence[float]] | None
+) -> list[float]:
+    """Return the priorities of a rank's lines; the smallest one comes first, and among equal ones the first rank."""
+    if times is None:
+        return [float((rank, place) not in shared) for place in range(length)]
+    found = list(times[rank])
+    common = None  # the time of the next line that is also another rank's
+    for place in range(length - 1, -1, -1):
+        if (rank, place) in shared:
+            common = min(times[other][at] for other, at in shared[rank, place].items)
+        found[place] = found[place] if common is None else common
+    return found
 
 
-def _once(spine: _Spine, above: int, below: int, right: Sequence[int], rest: range) -> Iterator[tuple[int, int]]:
-    """Yield the places and lines of what occurs exactly once on either side."""
-    counts = Counter(right[rest.start : rest.stop])
-    for place in rest:
-        if counts[right[place]] == 1:
-            alike = spine.between(above, below, right[place])
-            if len(alike) == 1:
-                yield place, alike[0]
+def _order(
+    lengths: Mapping[int, int], shared: dict[Item, _Shared], priorities: Mapping[int, Sequence[float]]
+) -> list[list[Item]]:
+    """Put the lines of all ranks in one order, each once all of its ranks have reached it."""
+    ordered: list[list[Item]] = []
+    reached: dict[int, int] = {}
+    ready: list[tuple[float, int, int]] = []  # the priority of a line, and its first item
 
-
-def _by_occurrence(
-    spine: _Spine, above: int, below: int, right: Sequence[int], rest: range
-) -> Iterator[tuple[int, int]]:
-    """Yield the places and lines of first occurrences on either side, of second ones and so on."""
-    following: dict[int, Iterator[int]] = {}
-    for place in rest:
-        like = right[place]
-        if like not in following:
-            following[like] = iter(spine.between(above, below, like))
-        line = next(following[like], None)
+    def reach(rank: int, place: int) -> None:
+        reached[rank] = place
+        line = shared.get((rank, place))
         if line is not None:
-            yield place, line
+            line.missing -= 1
+        if place < lengths[rank] and (line is None or not line.missing):
+            first, at = line.items[0] if line is not None else (rank, place)
+            heappush(ready, (priorities[first][at], first, at))
+
+    for rank in lengths:
+        reach(rank, 0)
+    for rank, length in lengths.items():
+        while reached[rank] < length:
+            if ready:
+                _, first, at = heappop(ready)
+                items = shared[first, at].items if (first, at) in shared else [(first, at)]
+            else:
+                items = _divide(shared, reached, rank)
+            ordered.append(items)
+            for each, place in items:
+                reach(each, place + 1)
+    return ordered
 
 
-def _anchors(spine: _Spine, candidates: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest chain of these pairs, which increase on the right, that increases in the spine as well."""
-    ends: list[int] = []  # by length: the smallest key in the spine at which such a chain ends
-    chains: list[tuple[int, int, int]] = []  # place, line, the pair before it
-    last: list[int] = []  # by length: that chain's last pair
-    for place, line in candidates:
-        key = spine.keys[line]
-        length = bisect_left(ends, key)
-        before = last[length - 1] if length else -1
-        ends[length : length + 1], last[length : length + 1] = [key], [len(chains)]
-        chains.append((place, line, before))
-    found: list[tuple[int, int]] = []
-    at = last[-1] if last else -1
-    while at >= 0:
-        place, line, at = chains[at]
-        found.append((place, line))
-    return found[::-1]
+def _divide(shared: dict[Item, _Shared], reached: Mapping[int, int], rank: int) -> list[Item]:
+    """Divide a line that ranks have printed in different order, and return the part that is reached.
+
+    It is the next one of ``rank``, or that of a rank that comes to this one later: the one that is further apart.
+    """
+
+    def first_late(line: _Shared) -> tuple[int, int]:
+        return next((place - reached[each], each) for each, place in line.items if place > reached[each])
+
+    line = shared[rank, reached[rank]]
+    distance, late_rank = first_late(line)
+    other = shared[late_rank, reached[late_rank]]
+    if first_late(other)[0] > distance:
+        line = other
+    late = [item for item in line.items if item[1] > reached[item[0]]]
+    line.items = [item for item in line.items if item[1] == reached[item[0]]]
+    shared.update(dict.fromkeys(late, _Shared(late, len(late))))
+    return line.items

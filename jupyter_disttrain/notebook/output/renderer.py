@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
 from ...protocol.ranks import label_ranks, short_label
 from .comms import WidgetBars
-from .rows import TAIL_ROWS, Row, Section
-from .transcript import Transcript
+from .rows import TAIL_ROWS, Line, Row, Section
+from .transcript import Transcript, merge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ...client.cells.cell_run import CellRun
     from ...client.cells.events import Event
     from .displays import Sink
-    from .rows import ElidedRows
 
 # Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
 # quieter than the text.
@@ -37,7 +36,7 @@ RANKS_MIME = "application/vnd.disttrain.ranks+json"
 SHORTEST_PAUSE = 0.05  # seconds between two draws
 PAUSE_PER_COST = 4.0  # a draw that took long is followed by a pause this many times as long
 MOST_EARLIER = 1000  # displays of earlier cells that a later one can update
-_earlier: dict[tuple[int, str], tuple[str, tuple[int, ...]]] = {}  # by rank and id: the sink's name, its ranks
+_earlier: dict[tuple[int, str], tuple[str, dict[str, Any]]] = {}  # by rank and id: the sink's name, the ranks
 
 
 class Screen:
@@ -105,7 +104,9 @@ class Screen:
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
         """Handle events, and draw if a draw is due."""
         for event in sorted(events, key=lambda event: event.rank):  # events of one batch are handled in rank order
-            self._take(event, run)
+            self._take(event)
+            if isinstance(event, (Replied, Died)):
+                self._note_failure(event.rank, run)
         now = time.monotonic()
         if run.state.done and run.coming_back:
             self._set_coming_back(run)
@@ -113,9 +114,7 @@ class Screen:
             self._progress_at = now + 1.0
             self._set_progress(run)
         if self._changed and now >= self._due and not (run.done and not run.coming_back):
-            self._draw()
-            cost = time.monotonic() - now
-            self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
+            self._update()
 
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
@@ -125,11 +124,11 @@ class Screen:
             if not run.failures and not run.timed_out:
                 self._notes += run.notes  # else the error includes them
             self._progress = []
-            self._fit_labels(self._width)
+            self._fit_labels(self._transcript.lines, self._width)
             self._finish()
             for key, section in displays.items():
                 if section.place >= 0 and section in self._transcript.sections:
-                    _earlier[key] = self._names[section.place], section.of_ranks
+                    _earlier[key] = self._names[section.place], self._ranks_of(section)
             while len(_earlier) > MOST_EARLIER:
                 del _earlier[next(iter(_earlier))]
             # Later output is shown below all that, as a transcript of its own.
@@ -144,7 +143,7 @@ class Screen:
                 return event
             return replace(event, text="".join(f"{gone}: {line}" for line in event.text.splitlines(keepends=True)))
         with self._lock:
-            self._take_output(event)
+            self._take(event)
             if self._timer is None:
                 self._timer = threading.Timer(max(0.0, self._due - time.monotonic()), self._draw_late)
                 self._timer.daemon = True
@@ -154,10 +153,7 @@ class Screen:
     def _draw_late(self) -> None:
         with self._lock:
             self._timer = None
-            start = time.monotonic()
-            self._draw()
-            cost = time.monotonic() - start
-            self._due = start + cost + max(SHORTEST_PAUSE, PAUSE_PER_COST * cost)
+            self._update()
 
     def _finish(self) -> None:
         count = len(self._visible())
@@ -173,18 +169,12 @@ class Screen:
         for name in self._names[self._filled :]:
             self._sink.show(name, {"text/plain": ""}, {})  # removing them would remove the view, too
 
-    def _take(self, event: Event, run: CellRun) -> None:
-        self._take_output(event)
-        if isinstance(event, (Replied, Died)):
-            self._note_failure(event.rank, run)
-
-    def _take_output(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
         self._changed = True
         if event.rank not in self._ranks:  # late output of an earlier cell of that rank
             self._ranks = sorted([*self._ranks, event.rank])
             self._labelled = True
-            for section in self._transcript.sections:
-                section.dirty = True
+            self._mark_all()
         transcript = self._transcript
         if isinstance(event, Printed):
             transcript.add_text(event.rank, event.stream, event.text)
@@ -193,19 +183,16 @@ class Screen:
         elif isinstance(event, Cleared):
             transcript.clear(event.rank, wait=event.wait)
         elif isinstance(event, Elided):
-            transcript.hidden.add_unsent(event.rank, event.record)
+            transcript.add_unsent(event.rank, event.record)
         elif isinstance(event, LogFailed):
-            self._note_log(event)
+            record = event.record
+            self._notes.append(
+                f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
+                "its output is still shown here; free the disk, then %dist_reset"
+            )
         elif isinstance(event, CommSent):
             self._widget_bars.take(event)
             self._forward_comm(event)
-
-    def _note_log(self, event: LogFailed) -> None:
-        record = event.record
-        self._notes.append(
-            f"rank {event.rank} on {record.host} can't write its log {record.log_path}: {record.reason}; "
-            "its output is still shown here; free the disk, then %dist_reset"
-        )
 
     def _note_failure(self, rank: int, run: CellRun) -> None:
         """Report a failure at once while others still run; at the end the exception lists all of them."""
@@ -217,9 +204,7 @@ class Screen:
 
     def _set_coming_back(self, run: CellRun) -> None:
         """Show the error and the current recovery step until the prompt returns."""
-        first = next(iter(run.failures), None)
-        progress = [f"{RED}{first.headline}{RESET}"] if first else []
-        progress.append(f"{QUIET}{run.coming_back} …{RESET}")
+        progress = [*_headline(run), f"{QUIET}{run.coming_back} …{RESET}"]
         self._changed = self._changed or progress != self._progress
         self._progress = progress
 
@@ -228,18 +213,13 @@ class Screen:
 
         The progress of the loop is left out where a progress bar shows it already.
         """
-        far = "" if self._has_bar() else run.progress
-        seconds = f"{QUIET}{time.time() - run.started_s:.0f} s{f' · {far}' if far else ''}"
-        running = run.state.running
-        if len(running) == len(run.ranks):
-            text = f"{seconds} · {label_ranks(running)} running{RESET}"
-        else:
-            done = set(run.ranks) - running - run.state.failures.keys()
-            ended = f" · {label_ranks(done)} done" if done else ""
-            failed = f" · {label_ranks(run.state.failures)} failed" if run.state.failures else ""
-            text = f"{seconds} · {label_ranks(running)} running{ended}{failed}{RESET}"
-        first = next(iter(run.failures), None)
-        self._progress = [f"{RED}{first.headline}{RESET}", text] if first else [text]
+        running, failed = run.state.running, run.state.failures
+        done = set(run.ranks) - running - failed.keys()
+        parts = [f"{time.time() - run.started_s:.0f} s", "" if self._has_bar() else run.progress]
+        parts += [f"{label_ranks(running)} running"]
+        parts += [f"{label_ranks(done)} done"] if done else []
+        parts += [f"{label_ranks(failed)} failed"] if failed else []
+        self._progress = [*_headline(run), f"{QUIET}{' · '.join(filter(None, parts))}{RESET}"]
         hang = run.hang
         if hang:
             self._progress.append("waiting for missing ranks; an interrupt ends the wait and keeps all variables:")
@@ -256,21 +236,30 @@ class Screen:
 
     # Drawing
 
+    def _update(self) -> None:
+        """Merge what was printed since the last draw, draw it, and determine when the next draw is due."""
+        start = time.monotonic()
+        self._draw_live()
+        now = time.monotonic()
+        self._due = now + max(SHORTEST_PAUSE, PAUSE_PER_COST * (now - start))
+
+    def _draw_live(self) -> None:
+        self._transcript.arrange()
+        self._transcript.divide()
+        self._draw()
+
     def _draw(self) -> None:
         self._changed = False
-        self._fit_labels(self._label_width)
+        dirty = (line for section in self._transcript.sections if section.is_dirty for line in section.lines)
+        self._fit_labels(dirty, self._label_width)
         visible = self._visible()
         for place, section in enumerate(visible):
-            if self._labelled and section.data and place:
-                of_ranks = tuple(sorted(visible[place - 1].rows[-1].ranks))  # its label is the line above
-                section.dirty = section.dirty or of_ranks != section.of_ranks
-                section.of_ranks = of_ranks
-            if section.dirty or section.place != place:
+            if section.is_dirty or section.place != place:
                 self._draw_section(section, place)
         for key, (data, metadata) in self._transcript.of_earlier_cells.items():
             if key in _earlier:
                 name, of_ranks = _earlier[key]
-                self._sink.show(name, data, metadata | ({"disttrain": {"ranks": list(of_ranks)}} if of_ranks else {}))
+                self._sink.show(name, data, metadata | of_ranks)
         self._transcript.of_earlier_cells.clear()
         for place in range(len(visible), self._filled):
             self._sink.show(self._names[place], {}, {})
@@ -278,46 +267,53 @@ class Screen:
         self._filled = len(visible)
 
     def _visible(self) -> list[Section]:
-        """Return the visible sections; one of them carries the lines below everything."""
-        below = [*self._tail(), *self._red_notes()]
-        carrier = self._transcript.carrier(for_good=bool(below)) if below or self._progress else None
+        """Return the visible sections; the last one carries the lines below everything."""
+        visible = [section for section in self._transcript.sections if self._can_see(section)]
+        carrier = None
+        if self._transcript.hidden or self._notes or self._progress:
+            carrier = visible[-1] if visible else None
+            if carrier is None or carrier.data is not None:
+                carrier = Section()
+                visible.append(carrier)
         for section in (carrier, self._carrier):
             if section is not None:
-                section.dirty = True  # the lines it carries have changed
+                section.is_dirty = True  # the lines it carries have changed
         self._carrier = carrier
-        return [section for section in self._transcript.sections if section is carrier or self._can_see(section)]
+        return visible
 
     def _can_see(self, section: Section) -> bool:
-        return bool(section.data) or any(self._labelled or row.stream != "label" for row in section.rows)
+        return bool(section.data) or any(self._labelled or line.row.stream != "label" for line in section.lines)
 
-    def _fit_labels(self, width: int) -> None:
-        """Make the column of labels as wide as the longest one, at least ``width``."""
+    def _mark_all(self) -> None:
+        """Draw every section again."""
+        for section in self._transcript.sections:
+            section.is_dirty = True
+
+    def _fit_labels(self, lines: Iterable[Line], width: int) -> None:
+        """Make the column of labels as wide as the longest one of these lines, at least ``width``."""
         if not self._labelled:
             return
-        groups = {row.ranks for section in self._transcript.sections if section.dirty for row in section.rows}
-        width = max([width, *(len(short_label(ranks)) for ranks in groups if ranks)])
+        width = max([width, *(len(short_label(ranks)) for ranks in {line.ranks for line in lines})])
         if width != self._label_width:
             self._label_width = width
             self._labels.clear()
-            for section in self._transcript.sections:
-                section.dirty = True
+            self._mark_all()
 
     def _draw_section(self, section: Section, place: int) -> None:
-        section.dirty, section.place = False, place
+        section.is_dirty, section.place = False, place
         data, metadata = section.data, section.metadata
+        text = None
         if data is None:
             is_carrier = section is self._carrier
-            lines, of_lines = self._lines([*section.rows, *(self._tail() if is_carrier else ())])
-            section.drawn = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
-            if place < len(self._texts) and self._texts[place] == section.drawn:
+            lines, of_lines = self._lines([*section.lines, *(self._tail() if is_carrier else ())])
+            text = "\n".join([*lines, *([*self._red_notes(), *self._progress] if is_carrier else ())])
+            if place < len(self._texts) and self._texts[place] == text:
                 return  # e.g. an unchanged progress line
-            data = {"text/plain": section.drawn}
+            data = {"text/plain": text}
             if self._labelled:
                 data[RANKS_MIME] = {"version": 2, "ranks": self._ranks, **of_lines}
-        elif section.of_ranks:
-            metadata = metadata | {"disttrain": {"ranks": list(section.of_ranks)}}
-        section.draws += 1
-        text = None if section.data is not None else section.drawn
+        else:
+            metadata = metadata | self._ranks_of(section)
         if place < len(self._names):
             self._sink.show(self._names[place], data, metadata)
             self._texts[place] = text
@@ -325,7 +321,11 @@ class Screen:
             self._names.append(self._sink.show(None, data, metadata))
             self._texts.append(text)
 
-    def _lines(self, rows: Iterable[Row]) -> tuple[list[str], dict[str, Any]]:
+    def _ranks_of(self, display: Section) -> dict[str, Any]:
+        """Return the metadata by which JupyterLab finds the ranks of a display."""
+        return {"disttrain": {"ranks": sorted(display.ranks)}} if self._labelled else {}
+
+    def _lines(self, shown: Iterable[Line]) -> tuple[list[str], dict[str, Any]]:
         """Return lines, and their ranks.
 
         ``groups`` are sets of ranks. ``lines`` are runs of lines: how many, by which group, after how many characters
@@ -334,12 +334,13 @@ class Screen:
         texts: list[str] = []
         groups: dict[frozenset[int], int] = {}
         runs: list[list[int]] = []
-        for row in rows:
+        for line in shown:
+            row = line.row
             if not self._labelled and row.stream == "label":
                 continue
-            label, cut = self._label(row.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
+            label, cut = self._label(line.ranks, row.stream) if self._labelled and row.stream != "note" else ("", 0)
             texts.append(self._line(label, row.stream, row.text))
-            ranks = frozenset[int]() if row.stream == "label" else row.ranks
+            ranks = frozenset[int]() if row.stream == "label" else line.ranks
             run = [1 + row.text.count("\n"), groups.setdefault(ranks, len(groups)), cut]
             if runs and runs[-1][1:] == run[1:]:
                 runs[-1][0] += run[0]
@@ -365,30 +366,28 @@ class Screen:
             known = self._labels[ranks, stream] = label, len(name if stream == "stderr" else label)
         return known
 
-    def _tail(self) -> list[Row]:
-        """Return rows for the lines that are not shown: their number, and the last of them."""
+    def _tail(self) -> list[Line]:
+        """Return lines for the lines that are not shown: their number, and the last of them."""
         hidden = self._transcript.hidden
-        if not hidden.tails:
+        if not hidden:
             return []
-        logs = f"rank{min(hidden.tails)}.log" if len(hidden.tails) == 1 else "rank*.log"
-        size = f"{hidden.lines:,} more lines ({_size(hidden.size_bytes)})"
+        logs = f"rank{hidden[0].rank}.log" if len(hidden) == 1 else "rank*.log"
+        lines = sum(output.hidden_lines for output in hidden)
+        size = f"{lines:,} more lines ({_size(sum(output.hidden_bytes for output in hidden))})"
         text = f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:"
-        return [Row((0,), text, "note", frozenset(self._ranks), Section()), *_merge_tails(hidden)]
+        each = max(1, TAIL_ROWS // len(hidden))
+        tails = {output.rank: list(output.tail)[-each:] for output in hidden}
+        return [Line([Row(text, "note")], frozenset(self._ranks)), *merge_rows(tails)]
 
     def _red_notes(self) -> list[str]:
         return [f"{RED}{note}{RESET}" for note in self._notes]
 
 
+def _headline(run: CellRun) -> list[str]:
+    """Return the first failure, if there is one."""
+    return [f"{RED}{failure.headline}{RESET}" for failure in run.failures[:1]]
+
+
 def _size(size_bytes: int) -> str:
     """Write a size with a suitable unit."""
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004
-
-
-def _merge_tails(hidden: ElidedRows) -> list[Row]:
-    """Return the last lines of all ranks, merged."""
-    merged = Transcript(len(hidden.tails) * TAIL_ROWS, 1 << 40)
-    each = max(1, TAIL_ROWS // len(hidden.tails))
-    for rank, tail in sorted(hidden.tails.items()):
-        for stream, text in list(tail)[-each:]:
-            merged.add(rank, stream, text)
-    return [row for section in merged.sections for row in section.rows]

@@ -10,12 +10,12 @@ all there is, takes a short path. It makes no difference where the text is split
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .ansi import Cell, Style, from_cells, to_cells, width
 
 if TYPE_CHECKING:
-    from .rows import Row
+    from .rows import RankOutput, Row
 
 _MOVE = r"\x1b\[[\d;?]*[@-ln-~]"  # every escape sequence but those for colours
 _CONTROL = re.compile(rf"(\r\n|[\n\r\x08]|{_MOVE})")
@@ -25,36 +25,18 @@ RECENT = 64  # lines above the cursor that can still be rewritten
 COLUMNS = 1000  # the cursor can be moved up to here; blanks are written before the next text
 
 
-class Paper(Protocol):
-    """Where a stream writes its lines."""
-
-    def open_row(self) -> Row:
-        """Start a line at the end."""
-
-    def rewrite(self, row: Row, text: str) -> Row:
-        """Change a line; returns the line that now holds the text."""
-
-    def finish(self, row: Row) -> Row | None:
-        """Mark a line as complete; returns the line that it became, None beyond the bound."""
-
-    def erase(self, row: Row) -> None:
-        """Remove an open line that became empty."""
-
-    def add_lines(self, texts: list[str]) -> list[Row | None]:
-        """Add complete lines; a line beyond the bound is None."""
-
-
 class Writer:
     """One stream of one rank."""
 
-    def __init__(self, paper: Paper) -> None:
-        self._paper = paper
+    def __init__(self, output: RankOutput, stream: str) -> None:
+        self._output = output
+        self._stream = stream
         self._rows: list[Row | None] = [None]  # the last few lines; None: nothing was written on that line yet
         self._at = 0
         self._column = 0
         self._style = Style()
         self._untouched = False  # the current line was only appended to
-        self._cells: list[Cell] | None = None  # cells of the current line, once colours were overwritten
+        self._cells: list[Cell] | None = None  # cells of the current line, once any were overwritten
         self._held = ""  # the start of an incomplete escape sequence
 
     def write(self, text: str) -> None:
@@ -90,7 +72,7 @@ class Writer:
         if lines:
             if self._style.text or "\x1b" in text:
                 lines = [self._coloured(line) for line in lines]
-            self._rows = [*self._rows[:-1], *self._paper.add_lines(lines), None][-RECENT:]
+            self._rows = [*self._rows[:-1], *self._output.add_lines(lines, self._stream), None][-RECENT:]
             self._at = len(self._rows) - 1
         if last:
             self._put(last)
@@ -116,46 +98,38 @@ class Writer:
         """Erase the line, or the part right of the cursor."""
         row = self._rows[self._at]
         if row is not None:
-            cells = self._cells if self._cells is not None else to_cells(row.text, Style())
-            self._cells, self._untouched = ([] if whole else cells[: self._column]), False
-            self._rows[self._at] = self._paper.rewrite(row, from_cells(self._cells))
+            cells = self._cells_of(row)
+            del cells[0 if whole else self._column :]
+            self._output.rewrite(row, from_cells(cells))
 
     def _put(self, part: str) -> None:
         """Write on the current line, over the old text."""
-        row = self._rows[self._at]
-        if row is None:
-            row = self._paper.open_row()
-            self._untouched = True
-            old, end = self._style.text, 0
-        else:
-            old = row.text
-            end = width(old)
-        size = width(part)
-        if self._untouched and self._column >= end:
-            new = old + " " * (self._column - end) + part
+        row = self._rows[self._at] or self._begin()
+        blanks = self._column - width(row.text)
+        if self._untouched and blanks >= 0:
+            new = row.text + " " * blanks + part
             self._style.follow(part)
-        elif "\x1b" in part or "\x1b" in old or self._style.text:
-            new = self._overwrite(old, part)
+            self._column += width(part)
         else:
-            self._cells, self._untouched = None, False
-            new = old[: self._column].ljust(self._column) + part + old[self._column + size :]
-        self._column += size
-        self._rows[self._at] = self._paper.rewrite(row, new)
+            cells = self._cells_of(row)
+            cells += [("", " ")] * (self._column - len(cells))
+            written = to_cells(part, self._style)
+            cells[self._column : self._column + len(written)] = written
+            new = from_cells(cells)
+            self._column += len(written)
+        self._output.rewrite(row, new)
 
-    def _overwrite(self, old: str, part: str) -> str:
-        cells = self._cells if self._cells is not None else to_cells(old, Style())
-        cells += [("", " ")] * (self._column - len(cells))
-        new = to_cells(part, self._style)
-        cells[self._column : self._column + len(new)] = new
-        self._cells, self._untouched = cells, False
-        return from_cells(cells)
+    def _cells_of(self, row: Row) -> list[Cell]:
+        """Return the cells of the current line, to change them."""
+        self._untouched = False
+        if self._cells is None:
+            self._cells = to_cells(row.text, Style())
+        return self._cells
 
     def _line_feed(self) -> None:
         row = self._rows[self._at]
         if self._at == len(self._rows) - 1:
-            if row is None:
-                row = self._paper.rewrite(self._paper.open_row(), self._style.text)
-            self._rows[self._at] = self._paper.finish(row)
+            self._output.finish(row or self._begin())
             self._rows.append(None)
             del self._rows[:-RECENT]
             self._at = len(self._rows) - 2
@@ -163,14 +137,11 @@ class Writer:
         self._column = 0
 
     @property
-    def first_open_key(self) -> tuple[float, ...]:
-        """The key of the first unfinished line."""
-        return min((row.key for row in self._rows if row is not None and row.open), default=())
-
-    @property
     def has_bar(self) -> bool:
         """Whether an unfinished line is rewritten in place, as a progress bar is."""
-        return any(row is not None and row.open and row.rewritten and bool(row.text.strip()) for row in self._rows)
+        return any(
+            row is not None and row.is_open and row.is_rewritten and bool(row.text.strip()) for row in self._rows
+        )
 
     def close(self) -> None:
         """Finish the unfinished line at the end of the cell. A progress bar that erased itself leaves nothing."""
@@ -181,12 +152,18 @@ class Writer:
             if row is None:
                 continue
             if at == len(self._rows) - 1 and self._at == at and self._column == 0 and not row.text.strip():
-                self._paper.erase(row)
+                self._output.erase(row)
             else:
-                self._paper.finish(row)
+                self._output.finish(row)
         self._rows = [None]
         self._go(0)
         self._column = 0
+
+    def _begin(self) -> Row:
+        """Begin the current line, with the colours that continue."""
+        row = self._rows[self._at] = self._output.add(self._style.text, self._stream, is_open=True)
+        self._untouched = True
+        return row
 
     def _coloured(self, line: str) -> str:
         before = self._style.text

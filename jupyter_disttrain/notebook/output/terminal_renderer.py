@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from prompt_toolkit.utils import get_cwidth
 
-from ...client.cells.events import Cleared
 from .ansi import SGR, Style, from_cells, to_cells
+from .displays import Sink
 from .renderer import Screen
 
 if TYPE_CHECKING:
-    from ...client.cells.cell_run import CellRun
-    from ...client.cells.events import Event
-    from .rows import Row
+    from .rows import Line, Row
 
 SPARE_LINES = 3  # lines of the terminal for the cell's own text
 
@@ -36,98 +33,66 @@ class TerminalScreen(Screen):
     _painted = 0  # lines that can still be repainted
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._printed: Counter[int] = Counter()  # by rank: number of its lines that are printed permanently
-        self._unfinished: list[tuple[Row, str, frozenset[int]]] = []  # printed rows that may still change
-
-    def _take(self, event: Event, run: CellRun) -> None:
-        super()._take(event, run)
-        if isinstance(event, Cleared):
-            del self._printed[event.rank]
+        super().__init__(Sink(), *args, **options)
+        self._unfinished: list[tuple[Row, str]] = []  # printed rows that may still change, as they were printed
 
     def _has_bar(self) -> bool:
         return self._transcript.has_bar  # a widget is shown here only in its first state
 
-    def _draw(self) -> None:
+    def _draw_live(self) -> None:
         self._changed = False
         if self._has_ended or sys.stdout.isatty():
-            self._paint(is_end=self._has_ended)
+            self._transcript.arrange()
+            self._paint()
 
     def _finish(self) -> None:
         self._has_ended = True
-        self._paint(is_end=True)
-        self._printed.clear()
-        self._unfinished.clear()
+        self._paint()
 
-    def _paint(self, *, is_end: bool) -> None:
+    def _paint(self) -> None:
         """Repaint the last lines, and permanently print those that no longer fit; at the end all of them."""
-        self._fit_labels(self._label_width)
+        self._fit_labels(self._transcript.lines, self._label_width)
         columns, height = shutil.get_terminal_size()
+        room = max(1, height - SPARE_LINES)
         below = [*self._lines(self._tail())[0], *self._red_notes(), *self._progress]
-        if not is_end:
-            below = below[-max(1, height - SPARE_LINES) :]
-        left = self._lines_left()
-        room = 0 if is_end else max(0, height - SPARE_LINES - len(below))
-        at = len(left)
-        while at > 0 and len(left[at - 1][1]) <= room:
-            at -= 1
-            room -= len(left[at][1])
-        self._unfinished += [(row, row.text, row.ranks) for row, _ in left[:at] if row.open]
-        for_good = [line for _, texts in left[:at] for line in texts]
-        self._count_printed([row for row, _ in left[:at]])
-        painted = [line for _, texts in left[at:] for line in texts] + below
-        if is_end:
-            for_good += [*self._changed_since(), *below]
-            self._unfinished = [(row, row.text, ranks) for row, _, ranks in self._unfinished if row.open]
+        below = below if self._has_ended else below[-room:]
+        texts = [self._text_of(line).split("\n") for line in self._transcript.lines]
+        at = len(texts) if self._has_ended else 0
+        room -= len(below) + sum(map(len, texts))
+        while room < 0 and at < len(texts):
+            room += len(texts[at])
+            at += 1
+        permanent = [text for each in texts[:at] for text in each]
+        painted = [text for each in texts[at:] for text in each] + below
+        taken = self._transcript.take(at)
+        if self._has_ended:
+            permanent += [*self._changed_since(), *below]
             painted = []
+        self._unfinished += [(row, row.text) for line in taken for row in line.rows if row.is_open]
         start = f"\x1b[{self._painted}A\r\x1b[J" if self._painted else ""
         self._painted = len(painted)
         sys.stdout.write(
-            start + "".join(f"{line}\n" for line in [*for_good, *(fit(line, columns) for line in painted)])
+            start + "".join(f"{line}\n" for line in [*permanent, *(fit(line, columns) for line in painted)])
         )
         sys.stdout.flush()
 
     def _changed_since(self) -> list[str]:
         """Return the final state of rows, such as bars, that were printed permanently before they were finished."""
-        ends: dict[tuple[str, str], frozenset[int]] = {}
-        for row, text, ranks in self._unfinished:
-            if row.ranks and row.text != text:
-                ends[row.stream, row.text] = ends.get((row.stream, row.text), frozenset()) | ranks
-        return [
-            self._line(self._label(ranks, stream)[0] if self._labelled else "", stream, text)
-            for (stream, text), ranks in ends.items()
-        ]
+        changed: dict[tuple[str, str], set[int]] = {}
+        for row, text in self._unfinished:
+            if row.text != text:
+                changed.setdefault((row.stream, row.text), set()).add(row.rank)
+        self._unfinished = [(row, row.text) for row, _ in self._unfinished if row.is_open]
+        return [self._labelled_line(frozenset(ranks), stream, text) for (stream, text), ranks in changed.items()]
 
-    def _lines_left(self) -> list[tuple[Row, list[str]]]:
-        """Return the rows that are not printed permanently on all of their ranks, with their lines."""
-        places: Counter[int] = Counter()
-        left = []
-        for section in self._transcript.sections:
-            for row in section.rows:
-                ranks = frozenset(rank for rank in row.ranks if places[rank] >= self._printed[rank])
-                places.update(row.ranks)
-                if ranks:
-                    left.append((row, self._text_of(row, ranks).split("\n")))
-        return left
-
-    def _count_printed(self, rows: list[Row]) -> None:
-        """Count rows that are printed permanently: the next ones of their ranks, in order."""
-        chosen = set(map(id, rows))
-        places: Counter[int] = Counter()
-        printed = self._printed.copy()
-        for section in self._transcript.sections:
-            for row in section.rows:
-                places.update(row.ranks)
-                if id(row) in chosen:
-                    printed.update({rank: places[rank] - printed[rank] for rank in row.ranks})
-        self._printed = printed
-
-    def _text_of(self, row: Row, ranks: frozenset[int]) -> str:
-        """Return a row as it is printed; a display is printed in its text form."""
-        stream, text = row.stream, row.text
-        if stream == "label":
-            display = self._transcript.display_of(row)
+    def _text_of(self, line: Line) -> str:
+        """Return a line as it is printed; a display is printed in its text form."""
+        stream, text, display = line.row.stream, line.row.text, line.row.display
+        if display is not None:
             stream, text = "result", str((display.data or {}).get("text/plain", ""))
+        return self._labelled_line(line.ranks, stream, text)
+
+    def _labelled_line(self, ranks: frozenset[int], stream: str, text: str) -> str:
         return self._line(self._label(ranks, stream)[0] if self._labelled else "", stream, text)
 
 

@@ -1,22 +1,43 @@
-"""``%dist_export``: how one cell is written, which pushed values a script can load, the file that launches it."""
+"""``%dist_export``: what is written and what is refused, without running it."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from jupyter_disttrain.client.cells.history import CellEntry
+from jupyter_disttrain.client.cells.history import CellEntry, Journal
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.export.cells import read_cell
-from jupyter_disttrain.features.export.export import _check_portable
+from jupyter_disttrain.features.export.export import export
 from jupyter_disttrain.features.export.template import LAUNCHES, Frame, launch_file
+from jupyter_disttrain.protocol.serialization import dump_values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FRAME = Frame(world_size=2, nodes=1, backend="gloo", on_gpus=False, threads="1", timeout_s=1.0)
+
+
+def cell_of(code: str, *ranks: int) -> CellEntry:
+    return CellEntry(number=1, execution_count=1, code=code, ranks=ranks or (0, 1), cell_id="")
 
 
 def exported(code: str, *ranks: int) -> str:
     """Return the lines of a cell in a script of two ranks, below its title."""
-    entry = CellEntry(number=1, execution_count=1, code=code, ranks=ranks or (0, 1), cell_id="")
-    return read_cell(entry).text(2).partition("\n")[2]
+    return read_cell(cell_of(code, *ranks)).text(2).partition("\n")[2]
+
+
+def script_of(path: Path, code: str, launch: str = "torchrun", **pushed: Any) -> str:
+    """Export a push and a cell, and return the script."""
+    journal = Journal(began_late=False)
+    journal.pushed(pushed, (0, 1), *dump_values(pushed))
+    journal.add_cell(cell_of(code))
+    return export(path, journal.entries()[0], FRAME, launch).script.read_text()
 
 
 @pytest.mark.parametrize(
@@ -76,9 +97,54 @@ class _Own:
     pass
 
 
-def test_value_is_refused_for_its_class_and_not_for_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    _check_portable("source", ["if __name__ == '__main__':", "__main__"])
+def test_value_is_refused_for_its_class_and_not_for_its_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(value: object) -> None:
+        script_of(tmp_path / "it.py", "value", value=[value] * 100)
+
+    write("if __name__ == '__main__':")
+    write(threading.Event)
+    with pytest.raises(UsageError, match="value was pushed and can't be saved"):
+        write(lambda: 1)
     monkeypatch.setattr(_Own, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "_Own", _Own, raising=False)
-    with pytest.raises(UsageError, match="uses _Own of the notebook"):
-        _check_portable("value", ["__main__", _Own()])
+    with pytest.raises(UsageError, match="value was pushed and uses _Own of the notebook"):
+        write(_Own)
+
+
+def test_large_value_is_refused_by_name_if_a_cell_uses_it(tmp_path: Path) -> None:
+    table = np.zeros(3 << 20)
+    script_of(tmp_path / "it.py", "x = 1", table=table)
+    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too large for the export"):
+        script_of(tmp_path / "it.py", "y = table.sum()", table=table)
+
+
+@pytest.mark.parametrize(
+    ("code", "needs"), [("import horovod.torch as hvd", False), ("def f(): return hvd.rank()", True)]
+)
+def test_horovod_needs_mpi(tmp_path: Path, code: str, needs: bool) -> None:
+    with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
+        script_of(tmp_path / "it.py", code)
+    head = script_of(tmp_path / "it.py", code, "mpi").partition("# In [")[0]
+    assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
+
+
+def test_user_files_are_not_overwritten(tmp_path: Path) -> None:
+    for _ in range(2):
+        script_of(tmp_path / "it.py", "x = 1")
+    (tmp_path / "mine.sh").write_text("echo mine")
+    (tmp_path / "folder.sh").mkdir()
+    (tmp_path / "it_values.pkl").write_text("mine")
+    for name, message in (
+        ("mine.py", r"mine\.sh exists and was not written by %dist_export"),
+        ("folder.py", r"folder\.sh exists"),
+        ("it.py", r"it_values\.pkl exists and was not written by %dist_export"),
+        ("same.sh", r"is the name of the file that launches the script; choose e\.g\. same\.py"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            script_of(tmp_path / name, "x", x=np.ones(1))
+
+
+def test_cells_that_are_not_valid_together_are_refused(tmp_path: Path) -> None:
+    cells = [cell_of("x = 1"), replace(cell_of("global x; x = 2"), number=2)]
+    with pytest.raises(UsageError, match=r"the cells together are not valid Python: name 'x' is .* global"):
+        export(tmp_path / "it.py", cells, FRAME, "torchrun")

@@ -17,6 +17,7 @@ from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import JobMonitor
 from jupyter_disttrain.launchers.slurm.texts import waiting_text
+from jupyter_disttrain.notebook import extension  # noqa: F401  (defines the magics)
 from jupyter_disttrain.notebook.magics.arguments import parse
 from jupyter_disttrain.notebook.magics.slurm_arguments import slurm_of
 

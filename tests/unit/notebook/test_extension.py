@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from jupyter_disttrain import notebook
+from jupyter_disttrain.notebook.extension import load, unload
 from jupyter_disttrain.notebook.magics.arguments import PARSERS
 from jupyter_disttrain.protocol.environment import IPYTHON_PROFILE
 
@@ -25,33 +25,33 @@ def registered(shell: InteractiveShell) -> set[str]:
 
 def test_every_parser_has_a_magic_of_one_class(shell: InteractiveShell) -> None:
     before = registered(shell)
-    notebook.load(shell)
+    load(shell)
     assert registered(shell) - before == set(PARSERS)
-    notebook.unload(shell)
+    unload(shell)
 
 
 def test_help_of_each_magic_shows_every_option(shell: InteractiveShell) -> None:
-    notebook.load(shell)
+    load(shell)
     for name, parser in PARSERS.items():
         text = shell.object_inspect_mime(parser.prog)["text/plain"]
         for action in (each for each in parser._actions if each.help != argparse.SUPPRESS):
             for option in action.option_strings or [str(action.metavar or action.dest)]:
                 assert option in text, (name, option)
-    notebook.unload(shell)
+    unload(shell)
 
 
 def test_settings_come_from_the_configuration_and_from_config(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notebook.load(shell)
+    load(shell)
     assert shell.run_line_magic("config", "DistributedMagics.grace") == 7.0
     shell.run_line_magic("config", "DistributedMagics.grace = 5")
     assert shell.run_line_magic("config", "DistributedMagics.grace") == 5.0
     shell.run_line_magic("config", "")
     ours = {line.strip() for line in capsys.readouterr().out.splitlines()}
     assert "DistributedMagics" in ours
-    assert not ours & {"ClusterMagics", "CellMagics", "VariableMagics"}, "these have no settings"
-    notebook.unload(shell)
+    assert not ours & {"ClusterMagics", "CellMagics", "FileMagics"}, "these have no settings"
+    unload(shell)
 
 
 def test_unloading_leaves_nothing(shell: InteractiveShell) -> None:
@@ -59,9 +59,9 @@ def test_unloading_leaves_nothing(shell: InteractiveShell) -> None:
     before, kinds = registered(shell), set(shell.magics_manager.registry)
     transformers = list(shell.input_transformers_cleanup)
     for _ in range(2):
-        notebook.load(shell)
-        notebook.load(shell)  # once is enough
-        notebook.unload(shell)
+        load(shell)
+        load(shell)  # once is enough
+        unload(shell)
         assert registered(shell) == before
         assert set(shell.magics_manager.registry) == kinds
         assert shell.configurables == configurables

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_disttrain.client.cells.events import CommSent
+from jupyter_disttrain.notebook.output import transcript as transcript_module
 from jupyter_disttrain.notebook.output.comms import WidgetBars
 from jupyter_disttrain.notebook.output.merge import merge
 from jupyter_disttrain.notebook.output.terminal import COLUMNS
@@ -20,7 +21,7 @@ from jupyter_disttrain.notebook.output.transcript import Transcript
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyter_disttrain.notebook.output.rows import Row
+    from jupyter_disttrain.notebook.output.rows import Line
 
 # Few different lines, so that ranks often print equal ones; an empty one, an indented one, one that is not ASCII.
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "d\t", "é🙂"]), max_size=12)
@@ -35,22 +36,33 @@ def transcript_of(chunks: Iterable[Chunk], max_lines: int = 10_000) -> Transcrip
     return transcript
 
 
-def rows_of(transcript: Transcript) -> list[Row]:
-    return [row for section in transcript.sections for row in section.rows]
+def draw(transcript: Transcript) -> Transcript:
+    """Merge and divide as for a draw while the cell runs."""
+    transcript.arrange()
+    transcript.divide()
+    return transcript
+
+
+def all_lines(transcript: Transcript) -> list[Line]:
+    return [line for section in transcript.sections for line in section.lines]
+
+
+def texts_of(transcript: Transcript) -> list[str]:
+    return [line.row.text for line in all_lines(transcript)]
 
 
 def lines_of(transcript: Transcript, rank: int, stream: str = "stdout") -> list[str]:
-    return [row.text for row in rows_of(transcript) if rank in row.ranks and row.stream == stream]
+    return [line.row.text for line in all_lines(transcript) if rank in line.ranks and line.row.stream == stream]
 
 
 def shown(transcript: Transcript) -> list[tuple[tuple[int, ...], str]]:
-    return [(tuple(sorted(row.ranks)), row.text) for row in rows_of(transcript)]
+    return [(tuple(sorted(line.ranks)), line.row.text) for line in all_lines(transcript)]
 
 
 def test_distant_cursor_position_uses_bounded_memory() -> None:
-    (row,) = rows_of(transcript_of([(0, "stdout", "a\x1b[100000000Gb\n")]))
-    assert row.text.replace(" ", "") == "ab"
-    assert len(row.text) <= COLUMNS
+    (text,) = texts_of(transcript_of([(0, "stdout", "a\x1b[100000000Gb\n")]))
+    assert text.replace(" ", "") == "ab"
+    assert len(text) <= COLUMNS
 
 
 def cut(draw: st.DrawFn, text: str) -> list[str]:
@@ -126,6 +138,45 @@ def interleaved_twice(draw: st.DrawFn) -> tuple[list[Chunk], list[Chunk]]:
     return draw(interleaved(texts)), draw(interleaved(texts))
 
 
+@given(some_ranks(), st.integers(1, 6))
+def test_lines_are_complete_and_in_order_while_ranks_print(
+    output: tuple[dict[int, list[str]], list[Chunk]], most: int
+) -> None:
+    _, chunks = output
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transcript_module, "LIVE_LINES", most)
+        patched.setattr(transcript_module, "SECTION_LINES", 2)
+        transcript = Transcript(10_000, 1 << 30)
+        printed = dict.fromkeys(range(4), "")
+        for rank, stream, text in chunks:
+            transcript.add_text(rank, stream, text)
+            printed[rank] += text
+            draw(transcript)
+            for each, text_so_far in printed.items():
+                assert lines_of(transcript, each) == text_so_far.removesuffix("\n").split("\n") * bool(text_so_far)
+        transcript.close()
+    assert shown(transcript) == shown(transcript_of(chunks))
+
+
+def test_a_rank_that_is_far_behind_joins_the_lines_of_the_others() -> None:
+    transcript = Transcript(10_000, 1 << 30)
+    text = "".join(f"step {at}\n" for at in range(3000))
+    for rank in range(2):
+        transcript.add_text(rank, "stdout", text)
+        transcript.add_text(rank, "stdout", f"own {rank}\n")
+        draw(transcript)
+    steps = [((0, 1), f"step {at}") for at in range(3000)]
+    assert shown(transcript) == [*steps, ((0,), "own 0"), ((1,), "own 1")]
+
+
+def test_own_lines_are_in_rank_order_above_a_common_one_and_in_order_of_time_below() -> None:
+    transcript = Transcript(1000, 1 << 30)
+    for rank, text in ((1, "1 a\n"), (0, "0 a\n"), (1, "end\n1 b\n"), (0, "end\n0 b\n"), (1, "1 c\n")):
+        transcript.add_text(rank, "stdout", text)
+        draw(transcript)
+    assert texts_of(transcript) == ["0 a", "1 a", "end", "1 b", "0 b", "1 c"]
+
+
 @given(interleaved_twice())
 def test_result_does_not_depend_on_which_rank_was_faster(orders: tuple[list[Chunk], list[Chunk]]) -> None:
     first, second = map(transcript_of, orders)
@@ -141,7 +192,7 @@ def test_long_output_ends_in_rank_order(order: list[int]) -> None:
     expected = [((rank,), line) for rank, blocks in left.items() for lines in blocks for line in lines]
     transcript = transcript_of((rank, "stdout", "\n".join([*left[rank].pop(0), ""])) for rank in order)
     assert shown(transcript) == expected
-    assert [len(section.rows) for section in transcript.sections] == [500] * 12
+    assert [len(section.lines) for section in transcript.sections] == [200] * 30
 
 
 def test_scattered_groups_come_before_lines_of_single_ranks() -> None:
@@ -163,7 +214,7 @@ def test_bars_are_in_rank_order_above_lines_printed_below_them(order: list[int])
     for rank in order:
         begun.add(rank)
         transcript.add_text(rank, *left[rank].pop(0))
-        last = [min(row.ranks) for row in rows_of(transcript)[-len(begun) :]]
+        last = [min(line.ranks) for line in all_lines(draw(transcript))[-len(begun) :]]
         if len(begun) == sum(7 - len(rest) for rest in left.values()):  # only bars
             assert last == sorted(begun)
     transcript.close()
@@ -218,26 +269,12 @@ def test_trailing_displays_are_in_rank_order_while_they_arrive(order: list[int])
     for place, rank in enumerate(order):
         count = order[:place].count(rank)
         transcript.show(rank, {"text/plain": f"{rank} {count}"}, {}, f"{rank} {count}", "display_data")
-        if place % 2:
-            transcript.carrier(for_good=False)  # for a note
-        ranks = [min(row.ranks) for row in rows_of(transcript)]
+        ranks = [min(line.ranks) for line in all_lines(draw(transcript))]
         assert ranks == [0, *sorted(order[: place + 1])]
     shown = [data["text/plain"] for data in (section.data for section in transcript.sections) if data]
     assert shown == [f"{rank} {count}" for rank in range(4) for count in range(3)]
     transcript.show(2, {"text/plain": "new"}, {}, "2 1", "update_display_data")
     assert transcript.displays()[2, "2 1"].data == {"text/plain": "new"}
-
-
-def test_output_below_all_ranks_stays_below_a_display() -> None:
-    transcript = Transcript(1000, 1 << 30)
-    transcript.add_text(0, "stdout", "before\n")
-    assert transcript.carrier(for_good=False) is transcript.sections[0]
-    transcript.show(0, {"text/html": "figure"}, {}, None, "display_data")
-    carrier = transcript.carrier(for_good=False)
-    assert carrier is transcript.sections[-1]
-    assert transcript.carrier(for_good=False) is carrier
-    transcript.close()
-    assert not any(section.is_empty for section in transcript.sections)
 
 
 def test_displays_that_differ_in_random_ids_are_merged() -> None:
@@ -256,7 +293,7 @@ def test_displays_that_differ_in_random_ids_are_merged() -> None:
         transcript.show(rank, {"text/plain": f"'0x7f{letter}0'"}, {}, None, "execute_result")
     transcript.close()
     everyone, zero, one = (0, 1), (0,), (1,)
-    ranks = [tuple(sorted(row.ranks)) for row in rows_of(transcript)]
+    ranks = [tuple(sorted(line.ranks)) for line in all_lines(transcript)]
     assert ranks == [everyone] * 3 + [zero, zero, one, one, everyone, zero, one]
 
 
@@ -312,9 +349,8 @@ def test_any_mix_of_lines_displays_and_clears_is_accepted(mix: list[tuple[str, C
         else:
             transcript.clear(argument, wait=what == "clear later")
     transcript.close()
-    rows = rows_of(transcript)
-    assert all(row.ranks and not row.open for row in rows)
-    assert not any(section.is_empty for section in transcript.sections)
+    assert not any(row.is_open for line in all_lines(transcript) for row in line.rows)
+    assert all(section.lines or section.data for section in transcript.sections)
 
 
 @given(some_ranks(), st.integers(1, 10))
@@ -322,8 +358,9 @@ def test_lines_beyond_the_limit_are_counted(output: tuple[dict[int, list[str]], 
     lines, chunks = output
     transcript = transcript_of(chunks, max_lines)
     on_screen = sum(len(lines_of(transcript, rank)) for rank in lines)
-    assert on_screen + transcript.hidden.lines == sum(map(len, lines.values()))
-    assert len(rows_of(transcript)) <= max_lines
+    hidden = sum(output.hidden_lines for output in transcript.hidden)
+    assert on_screen + hidden == sum(map(len, lines.values()))
+    assert len(all_lines(transcript)) <= max_lines
 
 
 @st.composite
@@ -344,7 +381,10 @@ def test_images_are_in_rank_order_whichever_rank_is_faster(output: list[Chunk]) 
         else:
             transcript.show(rank, {"image/png": text}, {}, None, "display_data")
     transcript.close()
-    texts = [[(sorted(row.ranks), row.text) for row in section.rows] or section.data for section in transcript.sections]
+    texts = [
+        [(sorted(line.ranks), line.row.text) for line in section.lines] or section.data
+        for section in transcript.sections
+    ]
     assert texts == [
         [([0, 1, 2], "before"), ([0], "")],
         {"image/png": "0"},
@@ -364,9 +404,12 @@ def test_images_are_in_rank_order_whichever_rank_is_faster(output: list[Chunk]) 
 
 
 def test_clear_of_one_rank_keeps_the_lines_of_others() -> None:
-    transcript = transcript_of([(0, "stdout", "both\n"), (1, "stdout", "both\nmine\n")])
+    transcript = Transcript(1000, 1 << 30)
+    transcript.add_text(0, "stdout", "both\n")
+    transcript.add_text(1, "stdout", "both\nmine\n")
+    assert shown(draw(transcript)) == [((0, 1), "both"), ((1,), "mine")]
     transcript.clear(0, wait=False)
-    assert shown(transcript) == [((1,), "both"), ((1,), "mine")]
+    assert shown(draw(transcript)) == [((1,), "both"), ((1,), "mine")]
 
 
 def test_cleared_lines_do_not_count_towards_the_limit() -> None:
@@ -374,18 +417,18 @@ def test_cleared_lines_do_not_count_towards_the_limit() -> None:
     for turn in range(100):
         transcript.clear(0, wait=True)
         transcript.add_text(0, "stdout", f"turn {turn}\n" * 3)
-    assert shown(transcript) == [((0,), "turn 99")] * 3
-    assert transcript.hidden.lines == 0
+    assert shown(draw(transcript)) == [((0,), "turn 99")] * 3
+    assert not transcript.hidden
 
 
 def test_thousand_colour_changes_use_bounded_memory() -> None:
     transcript = transcript_of([(0, "stdout", f"\x1b[31mred {line}\x1b[39m plain\n") for line in range(1000)])
-    assert max(len(row.text) for row in rows_of(transcript)) < 30
+    assert max(map(len, texts_of(transcript))) < 30
 
 
 def test_colour_continues_on_the_next_line() -> None:
     transcript = transcript_of([(0, "stdout", "\x1b[1;31mred\nstill\x1b[0m not\nplain\n")])
-    assert [row.text for row in rows_of(transcript)] == [
+    assert texts_of(transcript) == [
         "\x1b[1;31mred",
         "\x1b[1m\x1b[31mstill\x1b[0m not",
         "plain",
@@ -400,7 +443,7 @@ def test_earlier_lines_can_be_rewritten_after_many_arrived_at_once() -> None:
     transcript = transcript_of(
         [(0, "stdout", "a\nb\nc\nd\n"), (0, "stdout", "\x1b[3Anew b\n\n\n"), (0, "stdout", "e\n")]
     )
-    assert [row.text for row in rows_of(transcript)] == ["a", "new b", "c", "d", "e"]
+    assert texts_of(transcript) == ["a", "new b", "c", "d", "e"]
 
 
 @given(order=st.lists(st.integers(0, 1), min_size=12, max_size=12))
@@ -412,8 +455,21 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
         if left[rank]:
             transcript.add_text(rank, *left[rank].pop(0))
     transcript.close()
-    rows = [(sorted(row.ranks), row.text) for section in transcript.sections for row in section.rows]
-    assert rows == [([0, 1], text.strip()) for _, text in output]
+    assert shown(transcript) == [((0, 1), text.strip()) for _, text in output]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "merged"),
+    [
+        (("Xabc", "abcX"), ["0 X", "01 a", "01 b", "01 c", "1 X"]),  # of lines in different order the one far apart
+        (("-a-b-", "a-b-"), ["0 -", "01 a", "01 -", "01 b", "01 -"]),  # a line of one rank shifts no repeated ones
+        (("abab", "baba", "abab"), ["02 a", "012 b", "1 a", "02 a", "012 b", "1 a"]),
+    ],
+)
+def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...], merged: list[str]) -> None:
+    lines = merge(dict(enumerate(sequences)))
+    shown = [f"{''.join(str(rank) for rank, _ in items)} {sequences[items[0][0]][items[0][1]]}" for items in lines]
+    assert shown == merged
 
 
 def cost_of_merging(ranks: int) -> float:

@@ -127,31 +127,21 @@ def test_failed_cells_are_left_out_and_repeated_cells_appear_once(cluster: Clust
     assert "x = 1" in cluster.scripts.export(tmp_path / "all.py", every_run=True).script.read_text()
 
 
-def test_cells_for_some_ranks_keep_their_text(cluster: Cluster, tmp_path: Path) -> None:
+def test_cells_are_written_as_they_ran_without_magics(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
     cluster.run("text = '''one\n  two\n'''\nif rank:\n    more = f'''{rank}\nlast'''\nelse:\n    more = ''", [1])
-    cluster.run("print(f'rank {rank} {(text, more) if rank else None!r}\\n', end='', flush=True)")
-    exported = cluster.scripts.export(tmp_path / "some.py")
-    assert launched(exported.command, tmp_path) == ["rank 0 None", "rank 1 ('one\\n  two\\n', '1\\nlast')"]
-
-
-def test_magics_without_effect_are_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
+    cluster.run("from __future__ import annotations; y = 3")
+    cluster.run("# only a remark", 0)
+    cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
     cluster.run("%matplotlib inline\nif rank:\n    %time a = 5\nelse:\n    a = 4")
-    cluster.run("%%time\nb = 7\nprint(f'rank {rank} {a} {b}\\n', end='', flush=True)")
+    shown = "{a} {b} {x} {hook(0, 1)} {(text, more) if rank else None!r}"
+    cluster.run(f"%%time\nb = 7\nprint(f'rank {{rank}} {shown}\\n', end='', flush=True)")
     exported = cluster.scripts.export(tmp_path / "it.py")
     assert "get_ipython" not in exported.script.read_text()
-    assert launched(exported.command, tmp_path) == ["rank 0 4 7", "rank 1 5 7"]
-
-
-def test_large_values_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
-    clear_history(torchless)
-    torchless.push({"table": np.zeros(3 << 20)})
-    torchless.run("x = 1")
-    torchless.scripts.export(tmp_path / "it.py")
-    torchless.run("y = table.sum()")
-    with pytest.raises(UsageError, match="table: 24 MiB were pushed, which is too large for the export"):
-        torchless.scripts.export(tmp_path / "it.py")
+    assert launched(exported.command, tmp_path) == [
+        "rank 0 4 7 -2 1 None",
+        "rank 1 5 7 -2 1 ('one\\n  two\\n', '1\\nlast')",
+    ]
 
 
 def test_comm_needs_mpi(tmp_path: Path) -> None:

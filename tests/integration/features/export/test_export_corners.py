@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import shlex
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,16 +24,6 @@ def cluster() -> Iterator[Cluster]:
     """Two ranks by one launcher: the launcher does not matter here, and many tests need new ranks."""
     with Cluster(n=2, launcher="local", name="exported") as cluster:
         yield cluster
-
-
-def test_code_beside_magics_is_kept(cluster: Cluster, tmp_path: Path) -> None:
-    clear_history(cluster)
-    cluster.run("from __future__ import annotations; y = 3")
-    cluster.run("# only a remark", 0)
-    cluster.run("def hook(state, comm): return comm\n%time x = -y + 1")
-    cluster.run("print(f'rank {rank} {x} {hook(0, 1)}\\n', end='', flush=True)")
-    exported = cluster.scripts.export(tmp_path / "it.py")
-    assert launched(exported.command, tmp_path) == ["rank 0 -2 1", "rank 1 -2 1"]
 
 
 def test_edited_cell_keeps_its_position(cluster: Cluster, tmp_path: Path) -> None:
@@ -66,64 +54,15 @@ def test_effects_of_magics_are_reported(cluster: Cluster, tmp_path: Path, monkey
     assert "# %dist_load run was here" in exported.script.read_text()
 
 
-@pytest.mark.parametrize(
-    ("code", "needs"), [("import horovod.torch as hvd", False), ("def f(): return hvd.rank()", True)]
-)
-def test_horovod_needs_mpi(cluster: Cluster, tmp_path: Path, code: str, needs: bool) -> None:
-    clear_history(cluster)
-    cluster.run(code.replace("import", "if False: import"))
-    with pytest.raises(UsageError, match=r"uses Horovod, which finds no other rank under torchrun; export with --mpi"):
-        cluster.scripts.export(tmp_path / "it.py")
-    text = cluster.scripts.export(tmp_path / "it.py", "mpi").script.read_text()
-    head = text.partition("# In [")[0]
-    assert ("import horovod.torch as hvd\n" in head, "\nhvd.init()\n" in head) == (needs, needs)
-
-
-def test_values_that_a_script_cannot_load_are_refused_by_name(torchless: Cluster, tmp_path: Path) -> None:
-    for value, message in ((lambda: 1, "fn was pushed and can't be saved"), (threading.Event, "")):
-        clear_history(torchless)
-        torchless.push({"fn": value})
-        torchless.run("fn")
-        if message:
-            with pytest.raises(UsageError, match=message):
-                torchless.scripts.export(tmp_path / "it.py")
-        else:
-            torchless.scripts.export(tmp_path / "it.py")
-
-
-def test_user_files_are_not_overwritten(torchless: Cluster, tmp_path: Path) -> None:
-    clear_history(torchless)
-    torchless.run("x = 1")
-    for _ in range(2):
-        torchless.scripts.export(tmp_path / "it.py")
-    (tmp_path / "mine.sh").write_text("echo mine")
-    with pytest.raises(UsageError, match=r"mine\.sh exists and was not written by %dist_export"):
-        torchless.scripts.export(tmp_path / "mine.py")
-    with pytest.raises(UsageError, match=r"is the name of the file that launches the script; choose e\.g\. same\.py"):
-        torchless.scripts.export(tmp_path / "same.sh")
-    torchless.run("global x; x = 2")
-    with pytest.raises(UsageError, match=r"the cells together are not valid Python: name 'x' is .* global"):
-        torchless.scripts.export(tmp_path / "it.py")
-
-
-def test_pushed_values_are_stored_privately_beside_the_script(cluster: Cluster, tmp_path: Path) -> None:
+def test_pushed_values_are_stored_beside_the_script(cluster: Cluster, tmp_path: Path) -> None:
     clear_history(cluster)
     cluster.push({"table": np.arange(4.0)})
     cluster.run("print(f'rank {rank} {table.sum()}\\n', end='', flush=True)")
-    values = tmp_path / "it's_values.pkl"
-    values.write_bytes(pickle.dumps("mine"))
-    with pytest.raises(UsageError, match=r"it's_values\.pkl exists and was not written by %dist_export"):
-        cluster.scripts.export(tmp_path / "it's.py")
-    assert list(tmp_path.iterdir()) == [values]
-    values.unlink()
     for _ in range(2):
         exported = cluster.scripts.export(tmp_path / "it's.py")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert launched(shlex.quote(str(exported.launch)), elsewhere) == ["rank 0 6.0", "rank 1 6.0"]
-    (tmp_path / "folder.sh").mkdir()
-    with pytest.raises(UsageError, match=r"folder\.sh exists"):
-        cluster.scripts.export(tmp_path / "folder.py")
 
 
 def test_names_of_the_script_and_of_cells_do_not_clash(tmp_path: Path) -> None:
