@@ -36,7 +36,7 @@ def script_of(path: Path, code: str, launch: str = "torchrun", **pushed: Any) ->
     """Export a push and a cell, and return the script."""
     journal = Journal(began_late=False)
     journal.pushed(pushed, (0, 1), *dump_values(pushed))
-    journal.add_cell(cell_of(code))
+    journal.add(cell_of(code))
     return export(path, journal.entries()[0], FRAME, launch).script.read_text()
 
 
