@@ -46,7 +46,7 @@ for step in tqdm(range(60), mininterval=0):
     while step > 2 and not os.path.exists(f'step{step}'): time.sleep(0.01)"""
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
-REFUSAL = {"message": "nobody hears it"}
+REFUSAL = {"message": "no rank replies"}
 OPEN = """async path => {
   const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
   await panel.context.ready;
@@ -223,7 +223,7 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
         re.compile(r"/disttrain/api/clusters/[^/]+/interrupt"), lambda route: route.fulfill(status=409, json=REFUSAL)
     )
     page.evaluate("() => { window.jupyterapp.commands.execute('jupyter-disttrain:interrupt'); }")
-    dialog.filter(has_text="nobody hears it").wait_for()
+    dialog.filter(has_text="no rank replies").wait_for()
     dialog.get_by_role("button").last.click()
     shut_down(page)
     page.evaluate(OPEN, other)
