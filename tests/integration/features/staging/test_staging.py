@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.hosts import HostSlots
-from jupyter_disttrain.errors import RankFailure, StageError
+from jupyter_disttrain.errors import ClusterClosedError, RankFailure, StageError
 from jupyter_disttrain.features.staging import client
 
 from ....support.process_tools import own_children
@@ -159,10 +159,10 @@ def test_death_of_a_node_ends_the_others(breakable: Lab) -> None:
         server.hold(16 * MIB)
         with (
             on_event(server.holding, lambda: breakable.kill("node3")),
-            pytest.raises((RankFailure, StageError)) as caught,
+            # what ends first: the copy on the others, or the cluster (--on-rank-death stop)
+            pytest.raises((RankFailure, StageError, ClusterClosedError), match="node3"),
         ):
             cluster.staging.stage(server.url, breakable.local_disk)
-        assert "node3" in str(caught.value)
 
 
 class on_event:  # noqa: N801  (it reads as a word)
