@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.rank.libraries.reserved_ports import ReservedPort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,10 @@ def test_cell_that_creates_its_group_runs_again(
 ) -> None:
     # Runs again after a group that was left, and after one that was destroyed.
     for ends in ("", "", "dist.destroy_process_group()", "dist.destroy_process_group()"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         # A file store can be used once: torch reports it, and a script that is run again has to remove it too.
-        filled = arguments.format(port=ReservedPort("127.0.0.1").port, folder=tmp_path_factory.mktemp("meeting"))
+        filled = arguments.format(port=port, folder=tmp_path_factory.mktemp("meeting"))
         cell = f"dist.init_process_group({filled})\n{SUM}\ntotal = x.item()\n{ends}"
         cluster.run(cell)
         assert cluster.run("total").results == {0: 2.0, 1: 2.0}

@@ -44,7 +44,7 @@ def test_cell_with_more_than_1024_open_files_runs_commands(odd: Cluster) -> None
 
 
 def test_python_variables_apply_to_ranks_only(odd: Cluster) -> None:
-    assert odd.run("(__debug__, sys.flags.optimize)").results == {0: (False, 2), 1: (False, 2)}
+    assert odd.run("import sys; (__debug__, sys.flags.optimize)").results == {0: (False, 2), 1: (False, 2)}
 
 
 @pytest.mark.parametrize(
