@@ -33,6 +33,16 @@ def _leave_out_debugger() -> None:
     del sys.modules["debugpy"]  # a cell may import it
 
 
+def _import_error_formatting() -> None:
+    """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
+    from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
+
+    try:
+        raise RuntimeError  # noqa: TRY301
+    except RuntimeError:
+        AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
+
+
 def main() -> None:
     """Fork the rank; its parent becomes the nanny."""
     from .startup.startup_args import enter, read_arguments  # noqa: PLC0415  (no import before it may read the environment)
@@ -48,6 +58,8 @@ def main() -> None:
     from .nanny import nanny  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
     from .startup import app  # noqa: F401, PLC0415  (before the fork, but not when this module is only imported)
 
+    if setup.ranks > 1:
+        _import_error_formatting()
     gc.freeze()
     if guard is not None:
         guard.stay(_fork_nanny())

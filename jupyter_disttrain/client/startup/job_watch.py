@@ -65,6 +65,7 @@ class JobWatch:
             self._thread.join()
 
     def _run(self) -> None:
+        self._guard(lambda: self._ask(now=True))  # its nodes and limit, which Slurm may have forgotten when it is over
         while not self._is_closed.is_set():
             try:
                 asked = [self._asked.get(timeout=JOB_WATCH_TURN_SECONDS)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class JobMonitor:
-    """Query Slurm periodically about a job that was submitted, or the one around us."""
+    """Query Slurm periodically about a job whose ranks are started or run: one that was submitted, or the one around us."""
 
     def __init__(self, job: SlurmJob) -> None:
         self.job = job
@@ -56,8 +56,8 @@ class JobMonitor:
             self._silent_since_s = math.inf
             if state.is_over:
                 self.over = over_text(state, was)
-            elif was is not None and (state.waits or state.requeued > was.requeued):
-                self.over = requeued_text(was)
+            elif state.waits or (was is not None and state.requeued > was.requeued):
+                self.over = requeued_text(was or state)
             elif state.runs and state.state != "COMPLETING":  # which lists only those nodes that are not free yet
                 self._ran = state
                 if was is not None and state.nodes:

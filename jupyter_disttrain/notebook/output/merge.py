@@ -32,9 +32,9 @@ def merge(
     sequences
         By rank: what it printed, line by line. Equal lines can become one.
     times
-        By rank: when each line was printed. Without them the sequences are complete, and what only one rank has
-        stands in the order of the ranks between two lines that all ranks have. With them ranks may still print, and
-        what they have printed below their last common line stands in the order of time.
+        By rank: when each line was printed. Without them the sequences are complete, and each line stands as late as
+        what follows on its ranks allows, then in the order of the ranks. With them ranks may still print, and what they
+        have printed below their last common line stands in the order of time.
 
     Returns
     -------
@@ -43,7 +43,9 @@ def merge(
     """
     lengths = {rank: len(sequences[rank]) for rank in sorted(sequences)}
     shared = _match(sequences)
-    return _order(lengths, shared, {rank: _priorities(rank, length, shared, times) for rank, length in lengths.items()})
+    if times is None:
+        return _sort_from_end(_order(lengths, shared, {rank: [0.0] * length for rank, length in lengths.items()}))
+    return _order(lengths, shared, {rank: _priorities(rank, times, shared) for rank in lengths})
 
 
 @dataclass(eq=False, slots=True)
@@ -75,15 +77,11 @@ def _match(sequences: Mapping[int, Sequence[Hashable]]) -> dict[Item, _Shared]:
     return {item: line for line in lines for item in line.items}
 
 
-def _priorities(
-    rank: int, length: int, shared: Mapping[Item, _Shared], times: Mapping[int, Sequence[float]] | None
-) -> list[float]:
+def _priorities(rank: int, times: Mapping[int, Sequence[float]], shared: Mapping[Item, _Shared]) -> list[float]:
     """Return the priorities of a rank's lines; the smallest one comes first, and among equal ones the first rank."""
-    if times is None:
-        return [float((rank, place) not in shared) for place in range(length)]
     found = list(times[rank])
     common = None  # the time of the next line that is also another rank's
-    for place in range(length - 1, -1, -1):
+    for place in range(len(found) - 1, -1, -1):
         if (rank, place) in shared:
             common = min(times[other][at] for other, at in shared[rank, place].items)
         found[place] = found[place] if common is None else common
@@ -140,3 +138,22 @@ def _divide(shared: dict[Item, _Shared], reached: Mapping[int, int], rank: int) 
     line.items = [item for item in line.items if item[1] == reached[item[0]]]
     shared.update(dict.fromkeys(late, _Shared(late, len(late))))
     return line.items
+
+
+def _sort_from_end(ordered: list[list[Item]]) -> list[list[Item]]:
+    """Return the lines in another order: each as late as what follows on its ranks allows, then by rank.
+
+    What only one rank has between two shared lines stays together.
+    """
+    distances: Counter[int] = Counter()  # by rank: from the line that was last seen to the end
+    own: set[int] = set()  # ranks of which only they have that line
+    keys: list[tuple[int, int]] = []
+    for items in reversed(ordered):
+        ranks = {rank for rank, _ in items}
+        is_in_block = len(items) == 1 and ranks <= own
+        distance = max(distances[rank] for rank in ranks) + (not is_in_block)
+        distances.update({rank: distance - distances[rank] for rank in ranks})
+        own = own | ranks if len(items) == 1 else own - ranks
+        keys.append((-distance, items[0][0]))
+    keys.reverse()
+    return [ordered[at] for at in sorted(range(len(ordered)), key=keys.__getitem__)]

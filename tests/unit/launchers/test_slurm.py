@@ -172,6 +172,12 @@ def test_nodes_freed_by_a_completing_job_are_not_lost() -> None:
     assert monitor.over.startswith("job 7 (a, b) was put back into the queue")
 
 
+def test_job_that_is_requeued_before_the_first_look_is_over() -> None:
+    monitor = JobMonitor(SlurmJob("7"))
+    monitor.look(dataclasses.replace(RUNNING, state="PENDING", nodes=(), node_list=""), 0.0)
+    assert monitor.over.startswith("job 7 was put back into the queue")
+
+
 def test_allocation_refuses_more_than_it_has() -> None:
     state = dataclasses.replace(from_scontrol(SCONTROL), nodes=("node1", "node2"))
     around = Allocation.of(state, {"SLURM_JOB_CPUS_PER_NODE": "8(x2)"})

@@ -458,12 +458,17 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
     assert shown(transcript) == [((0, 1), text.strip()) for _, text in output]
 
 
+def test_lines_of_one_rank_stay_beside_those_of_the_others() -> None:
+    sequences = {0: "e0t5", 1: "o1t6", 2: "e2r7", 3: "o3t8", 4: "e4r9"}
+    assert [sequences[items[0][0]][items[0][1]] for items in merge(sequences)] == list("eo01234tr56789")
+
+
 @pytest.mark.parametrize(
     ("sequences", "merged"),
     [
         (("Xabc", "abcX"), ["0 X", "01 a", "01 b", "01 c", "1 X"]),  # of lines in different order the one far apart
         (("-a-b-", "a-b-"), ["0 -", "01 a", "01 -", "01 b", "01 -"]),  # a line of one rank shifts no repeated ones
-        (("abab", "baba", "abab"), ["02 a", "012 b", "1 a", "02 a", "012 b", "1 a"]),
+        (("abab", "baba", "abab"), ["02 a", "012 b", "02 a", "1 a", "012 b", "1 a"]),
     ],
 )
 def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...], merged: list[str]) -> None:
