@@ -29,7 +29,7 @@ _HOST = re.compile(
 )
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HOW = "write e.g. node1:4,node2:4, and an IPv6 address in brackets: [fd00::1]:4"
-_HOW_IN_FILE = "write a host on each line, e.g. node1 slots=4"
+_HOW_IN_FILE = "write a host on each line, e.g. node1 slots=4, and an IPv6 address in brackets: [fd00::1] slots=4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,8 +92,12 @@ def _host_name() -> Finding:
 
 
 def _disk(subject: str, folder: Path, variable: str) -> Finding:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(there).free
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(there).free
+    except OSError as failure:
+        text = f"can't use {folder}: {failure.strerror}"
+        return Finding("error", subject, text, f"allow it, or set {variable} to another folder")
     text = f"{free / _GIB:.1f} GiB free in {folder}"
     if free < DISK_MIN_BYTES:
         return Finding("warning", subject, text, f"free disk space, or set {variable} to a folder on a larger disk")

@@ -24,7 +24,7 @@ from jupyter_disttrain.config.frameworks import accelerator_of
 nccl = dist.is_available() and dist.is_nccl_available()
 print(json.dumps({
     "accelerator": accelerator_of(torch),
-    "gpus": torch.cuda.device_count(),
+    "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,  # NVML counts those of an old driver, too
     "gloo": dist.is_available() and dist.is_gloo_available(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
 }))

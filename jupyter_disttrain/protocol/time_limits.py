@@ -196,6 +196,7 @@ CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
 
 # Other features
 
+FORWARD_SECONDS = 20.0  # for ssh to forward an address to the notebook's machine
 STAGE_SENDER_CONNECT_SECONDS = 3.0  # for the first node to accept a connection
 STAGE_SENDER_END_SECONDS = 5.0  # for the thread that sends a data set, and ssh, to end
 STAGING_POLL_SECONDS = 0.25  # between two requests how far the nodes are

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.doctor import report, versions
+from jupyter_disttrain.doctor import machine, report, versions
 from jupyter_disttrain.doctor.probe import ProbeError
 from jupyter_disttrain.doctor.report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def fail_midway() -> Iterator[Finding]:
@@ -70,3 +70,13 @@ def test_disabled_labextension_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     _, finding = versions.find_jupyterlab()
     assert (finding.status, finding.remedy) == ("warning", "jupyter labextension enable jupyter-disttrain")
+
+
+def test_folder_that_may_not_be_entered_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    found = machine._disk("log folder", Path("/theirs/data"), "JUPYTER_DATA_DIR")
+    assert (found.status, found.text) == ("error", "can't use /theirs/data: Permission denied")
+    assert "JUPYTER_DATA_DIR" in found.remedy

@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
@@ -139,8 +140,9 @@ class CellRun:
     def _queued(self) -> list[Event]:
         """Return the events that the listener has not had yet."""
         events = []
-        while not self._events.empty():
-            events.append(self._events.get())
+        with suppress(queue.Empty):
+            while True:
+                events.append(self._events.get_nowait())
         return [event for event in events if event is not None]
 
     # Results
@@ -412,18 +414,26 @@ class CellRun:
             running = self.state.running
             if not running:
                 return
-            self.given_up, self.ended_s = set(running), time.time()
+            self.given_up = set(running)
             self._limit_ends.set()
-        self._end()
+            self._close()
+        self._show_end()
         raise error(running)
 
     def _end(self) -> None:
         with self._lock:
-            self.ended_s = time.time()
-            rest = self._queued()
+            self._close()
+        self._show_end()
+
+    def _close(self) -> None:
+        """Take no more output, and show what came before; call it with the lock, so that late output waits."""
+        self.ended_s = time.time()
+        rest = self._queued()
+        if rest and self.listener is not None:
+            self.listener.on_events(rest, self)
+
+    def _show_end(self) -> None:
         if self.listener is not None:
-            if rest:
-                self.listener.on_events(rest, self)
             self.listener.on_end(self)
 
     def _raise(self) -> None:

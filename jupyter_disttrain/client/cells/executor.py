@@ -240,8 +240,9 @@ class Cells:
             following = event if listener is None else listener.on_late(event)
             if following is None:
                 return
-            running = self.running  # it is shown there, or in the next cell, if its own output area was removed
-            if not (running and running[-1].put(following)) and len(self._late) < LATE_LIMIT:
+            # If its own output area was removed, it is shown in the cell that was sent last, or in the next one.
+            last = next((run for run, _ in reversed(list(self._cells.values())) if run.number == self.count), None)
+            if not (last is not None and last.put(following)) and len(self._late) < LATE_LIMIT:
                 self._late.append(following)
 
     def _on_death(self, entry: RankEntry, event: Died) -> None:

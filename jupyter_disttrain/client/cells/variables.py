@@ -74,8 +74,11 @@ def _check_found(contents: Mapping[int, Mapping[str, Any]], advice: str) -> None
         for reason in content.get("reasons", ()):
             refused.setdefault(reason, []).append(rank)
     if missing:
-        have = {name: f"{label_ranks(who)} {'has' if len(who) == 1 else 'have'}" for name, who in missing.items()}
-        raise UsageError(f"{'; '.join(f'{who} no {name!r}' for name, who in have.items())}; {advice}")
+        by_ranks: dict[str, list[str]] = {}
+        for name, who in missing.items():
+            by_ranks.setdefault(f"{label_ranks(who)} {'has' if len(who) == 1 else 'have'}", []).append(repr(name))
+        texts = [f"{who} no {', '.join(names)}" for who, names in by_ranks.items()]
+        raise UsageError(f"{'; '.join(texts)}; {advice}")
     if refused:
         raise UnserializableValueError("; ".join(f"{label_ranks(who)}: {reason}" for reason, who in refused.items()))
 

@@ -93,6 +93,7 @@ class Processes:
         self._folders = folders
         self._n = n
         self._reaped: dict[int, int] = {}  # ``_reaped_faults`` by launcher process, before any rank process existed
+        self._had_processes = False
         self._next_check = 0.0
 
     def start(self) -> None:
@@ -200,7 +201,7 @@ class Processes:
         self._next_check = now + PROCESSES_CHECK_SECONDS
         there = self.rank_processes()
         reaped = {pid: _reaped_faults(pid) for pid in set(map(_parent_of, there)) or self._launching()}
-        if not there:
+        if not there and not self._had_processes:
             self._reaped = reaped
         elif len(there) < self._n and any(faults > self._reaped.get(pid, 0) for pid, faults in reaped.items()):
             output = self.output
@@ -209,6 +210,7 @@ class Processes:
                 f"a rank's process on {socket.gethostname()} ended while starting, before it could report, "
                 f"probably by SIGKILL, e.g. of the kernel's out-of-memory killer, or another signal{text}"
             )
+        self._had_processes = self._had_processes or bool(there)
 
     def rank_processes(self) -> list[psutil.Process]:
         """Return the processes that a launcher has started on this machine: each is the nanny of one rank."""
@@ -265,7 +267,9 @@ class Processes:
         found: Births = {}
         for role, launchers in started.items():
             processes = [each.process for each in launchers if each.process] + self._inherited(role)
-            found[role] = {str(each.pid): start_time(each.pid) for each in processes if runs(each.pid)}
+            times = [(each, start_time(each.pid)) for each in processes]
+            # ``is_running`` compares start times as well: another process may have the pid of one that has ended.
+            found[role] = {str(each.pid): at for each, at in times if at and runs(each.pid, at) and each.is_running()}
         return found
 
     def _inherited(self, role: str) -> list[psutil.Process]:

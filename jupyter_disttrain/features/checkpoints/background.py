@@ -82,12 +82,14 @@ class Beside:
 
 def _end(written: Future[Any], finish: Callable[[], object], folder: Path) -> str:
     """Finish a version that was written; return why it was not saved."""
+    is_written = False
     try:
         written.result()
+        is_written = True
         finish()
     except (Exception, CheckpointException) as error:  # noqa: BLE001  (in a thread; wait() would block forever)
         # A death or an interrupt is reported elsewhere. torch raises ValueError for a destroyed group.
-        if isinstance(error, (CancelledError, ValueError)) or is_of_group(error):
+        if not is_written and (isinstance(error, (CancelledError, ValueError)) or is_of_group(error)):
             sys.stderr.write(f"{CUT_OFF}\n")
             return ""
         text = reason_of(error, folder)

@@ -62,18 +62,19 @@ def read_cell(ran: CellEntry) -> Cell:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "get_ipython":
             raise UsageError(f"{title}, line {node.lineno}: get_ipython() is not available in a script; leave it out")
-    try:
-        compile(tree, title, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise UsageError(
-            f"{title} awaits outside a function at line {error.lineno}, which a script can't do; use asyncio.run(...) "
-            "there"
-        ) from None
     future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     calls = {_last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     reads, sets = _names(source)
     for node in reversed(future):
         source = _replaced(source, node, "pass")
+    try:
+        compile(source, title, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if "outside" in error.msg:
+            raise UsageError(
+                f"{title} awaits outside a function at line {error.lineno}, which a script can't do; use "
+                "asyncio.run(...) there"
+            ) from None
     return Cell(
         title=title,
         source=source.strip("\n") if tree.body else f"{source.rstrip()}\npass".lstrip(),

@@ -209,9 +209,9 @@ def _check_portable(name: str, value: Any) -> None:
         raise UsageError(
             f"{name} was pushed and can't be saved beside the script ({error}); create it in a cell"
         ) from None
-    for operation, argument, _ in pickletools.genops(data):
-        module, _, attribute = str(argument).partition(" ")
-        if operation.name == "GLOBAL" and module == "__main__":
+    for operation, argument, _ in pickletools.genops(data) if b"c__main__\n" in data else ():
+        module, _, attribute = str(argument).partition(" ") if operation.name == "GLOBAL" else ("", "", "")
+        if module == "__main__":
             raise UsageError(
                 f"{name} was pushed and uses {attribute} of the notebook, which a script does not have; "
                 "create it in a cell"

@@ -110,7 +110,7 @@ class Reloading:
         }
         brought, removed = (defaultdict[str, tuple[str, ...]](tuple) for _ in range(2))
         if not hashes and not any(gone.values()):
-            return brought, removed
+            return {}, {}
         one_of_each_node = {launch.table[rank].info.node_rank: rank for rank in reversed(ranks)}
         compare = CompareFiles(folder=str(folder), hashes=hashes, gone=gone)
         for rank, reply in ask(launch, sorted(one_of_each_node.values()), compare).items():
@@ -122,10 +122,10 @@ class Reloading:
                 there[name] = hashes[name]
                 brought[name] += (host,)
             for name in gone.get(host, ()):
-                del there[name]
+                there.pop(name, None)  # nodes may have equal names
             for name in reply["content"]["removed"]:
                 removed[name] += (host,)
-        return brought, removed
+        return dict(brought), dict(removed)
 
 
 def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:

@@ -96,8 +96,11 @@ class LocalModules:
             path = self._place(folder, name)
             if _hash(path) != hashed or self._is_elsewhere(folder, path.parent):
                 continue
+            try:
+                path.unlink()
+            except FileNotFoundError:  # a rank of another host has removed it, on a file system that both share
+                continue
             Path(cache_from_source(str(path))).unlink(missing_ok=True)
-            path.unlink()
             removed.append(name)
             _remove_empty(path.parent, Path(name).parent)
         return removed

@@ -7,16 +7,18 @@ Does not cover: the transfer (``pipeline``), when it is needed (``client``).
 from __future__ import annotations
 
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import uuid
 from typing import TYPE_CHECKING
 
 from ...client.transport.ssh_tunnel import OPTIONS, tunnel_of
 from ...errors import StageError
 from ...launchers.ssh import SSH_OPTIONS
-from ...protocol.time_limits import STAGE_SENDER_CONNECT_SECONDS, STAGE_SENDER_END_SECONDS
+from ...protocol.time_limits import FORWARD_SECONDS, STAGE_SENDER_CONNECT_SECONDS, STAGE_SENDER_END_SECONDS
 from .links import Links, Place
 from .pipeline import PipelineNode
 
@@ -110,9 +112,23 @@ class NotebookSource:
                 start_new_session=True,  # an interrupt of the notebook must not reach it
             )
             assert self._forward.stdout is not None
-            if not any(line == b"forwards\n" for line in self._forward.stdout):  # ssh runs the command last
+            timer = threading.Timer(FORWARD_SECONDS, self._forward.kill)
+            timer.start()
+            printed = b""
+            try:
+                while not printed.endswith(b"forwards\n"):  # ssh runs the command last; the login may print before it
+                    line = self._forward.stdout.readline()
+                    printed += line
+                    if not line:
+                        break
+            finally:
+                timer.cancel()
+            if not line:
                 errors.seek(0)
-                reason = " ".join(errors.read().decode(errors="replace").split())[-300:]
+                reason = " ".join((errors.read() + printed).decode(errors="replace").split())[-300:]
+                if self._forward.wait() == -signal.SIGKILL:
+                    reason = f"no reply within {FORWARD_SECONDS:g} s {reason}".rstrip()
+                reason = reason or "ssh ended without a message"
                 raise StageError(
                     f"{self._source} is on {self.place.host} alone, and can't be sent through ssh to {host}: "
                     f"{reason}; try: {shlex.join([*command, host, 'true'])}"

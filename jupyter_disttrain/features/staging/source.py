@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Block = tuple[str, Any]  # of a file, behind the file's hash if it is the last one
 
 BLOCK_BYTES = 1 << 20
+CONTROL = ".disttrain-stage"  # end of the names of hidden folders that belong to copies (``store``)
 PIECE_BYTES = 8 << 20  # requested at once from an address: each request costs a round trip
 # The fields of fsspec's file info that change when the content does; the first that exists is used.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -96,7 +97,7 @@ class Source:
             if any(real.get(above) == real[inside] for above in inside.parents):  # a link to a folder that it is in
                 folders.clear()
                 continue
-            folders.sort()
+            folders[:] = sorted(name for name in folders if not (name.startswith(".") and name.endswith(CONTROL)))
             if not folders and not names and inside != root:
                 found.append(SourceFile(f"{inside.relative_to(root).as_posix()}/"))
             found += [_of_path(inside / name, (inside / name).relative_to(root).as_posix()) for name in sorted(names)]

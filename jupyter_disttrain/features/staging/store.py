@@ -29,7 +29,7 @@ from ...config.data_urls import is_address, without_secrets
 from ...errors import StageError
 from ...private_files import why_not_private
 from ...protocol.environment import STAGE_DIR
-from .source import BLOCK_BYTES, hash_of, source_name
+from .source import BLOCK_BYTES, CONTROL, hash_of, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Store:
             raise StageError(
                 f"{self.path} on {host} would be inside {source}, the data set to copy; name another folder with --to"
             )
-        self._control = self.path.parent / f".{self.path.name}.disttrain-stage"
+        self._control = self.path.parent / f".{self.path.name}{CONTROL}"
         self._mark = self._control / mark
         self._lock: Any = None
         self._list: Any = None

@@ -287,14 +287,16 @@ def gather(name: str, rows: np.ndarray) -> Gathered:
 def _read_run(run: Path) -> Iterator[tuple[int, Samples]]:
     """Yield each rank of a run with what its cells have logged, the cells one by one."""
     for path in sorted(run.glob("rank[0-9]*.metrics.jsonl")):
-        rank = int(path.name.removeprefix("rank").partition(".")[0])
+        number = path.name.removeprefix("rank").partition(".")[0]
+        if not number.isdecimal():
+            continue  # e.g. a copy that a user has made
         for cell, records in groupby(_records(path), itemgetter("cell")):
             # JSON has no NaN or infinity, so the file has them as text.
             values = (
                 (each["time_s"], each["step"], {name: float(value) for name, value in each["values"].items()})
                 for each in records
             )
-            yield rank, unpack(pack(values, cell))
+            yield int(number), unpack(pack(values, cell))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

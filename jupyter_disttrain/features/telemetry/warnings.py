@@ -27,6 +27,7 @@ MINUTE, HOUR = 60.0, 3600.0
 SLOWER = 1.25  # own time relative to the others' median from which a rank is reported
 WAITED = 0.1  # least fraction of the others' time that has to be lost
 WAITS_ALL_THE_TIME = 0.95
+KEPT_CELLS = 10  # last cells whose NaN is reported
 FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then known to some 0.07
 
 
@@ -53,6 +54,7 @@ class Remarks:
 
     def _find_nan(self, rows: np.ndarray) -> None:
         """Take rows whose value is NaN, of which only the first of each cell, name and rank matters."""
+        rows = rows[np.isin(rows["cell"], np.unique(rows["cell"])[-KEPT_CELLS:])]
         key = (rows["cell"].astype("i8") << 40) + (rows["name"].astype("i8") << 16) + rows["rank"]
         _, first = np.unique(key, return_index=True)
         for row in rows[np.sort(first)]:
@@ -60,7 +62,7 @@ class Remarks:
             if name not in of_cell:
                 of_cell[name] = set(), self._nan_text(row)
             of_cell[name][0].add(int(row["rank"]))
-        for cell in sorted(self._nan)[:-10]:
+        for cell in sorted(self._nan)[:-KEPT_CELLS]:
             del self._nan[cell]  # old cells are not queried any more
 
     def _nan_text(self, row: np.void) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class JobMonitor:
-    """Query Slurm periodically about a job whose ranks are started or run: one that was submitted, or the one around us."""
+    """Query Slurm periodically about a job that runs: one that was submitted and has begun, or the one around us."""
 
     def __init__(self, job: SlurmJob) -> None:
         self.job = job

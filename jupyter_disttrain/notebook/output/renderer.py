@@ -94,7 +94,7 @@ class Screen:
         self._progress_at = time.monotonic() + progress_after_s
         self._names: list[str] = []  # the sink's names of the places on the screen, from top to bottom
         self._texts: list[str | None] = []  # what is drawn there; None: a display
-        self._filled = 0  # places that are in use
+        self._drawn: list[Section] = []  # what is at the places that are in use
         self._carrier: Section | None = None  # section last drawn with the lines below everything
         self._changed = False
         self._due = 0.0
@@ -103,8 +103,11 @@ class Screen:
 
     def on_events(self, events: Sequence[Event], run: CellRun) -> None:
         """Handle events, and draw if a draw is due."""
-        for event in sorted(events, key=lambda event: event.rank):  # events of one batch are handled in rank order
-            self._take(event)
+        events = sorted(events, key=lambda event: event.rank)  # events of one batch are handled in rank order
+        with self._lock:
+            for event in events:
+                self._take(event)
+        for event in events:
             if isinstance(event, (Replied, Died)):
                 self._note_failure(event.rank, run)
         now = time.monotonic()
@@ -114,7 +117,8 @@ class Screen:
             self._progress_at = now + 1.0
             self._set_progress(run)
         if self._changed and now >= self._due and not (run.done and not run.coming_back):
-            self._update()
+            with self._lock:
+                self._update()
 
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
@@ -133,7 +137,7 @@ class Screen:
                 del _earlier[next(iter(_earlier))]
             # Later output is shown below all that, as a transcript of its own.
             self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
-            self._names, self._texts, self._filled, self._below_view = [], [], 0, False
+            self._names, self._texts, self._drawn, self._below_view = [], [], [], False
 
     def on_late(self, event: Event) -> Event | None:
         """Show output after the end in the same cell output; if that was removed, label it for the next cell."""
@@ -162,11 +166,9 @@ class Screen:
             self._sink.clear(wait=count > 0)
             self._names.clear()
             self._texts.clear()
-            self._filled = 0
-            for section in self._transcript.sections:
-                section.place = -1
+            self._drawn.clear()
         self._draw()
-        for name in self._names[self._filled :]:
+        for name in self._names[len(self._drawn) :]:
             self._sink.show(name, {"text/plain": ""}, {})  # removing them would remove the view, too
 
     def _take(self, event: Event) -> None:
@@ -254,17 +256,17 @@ class Screen:
         self._fit_labels(dirty, self._label_width)
         visible = self._visible()
         for place, section in enumerate(visible):
-            if section.is_dirty or section.place != place:
+            if section.is_dirty or place >= len(self._drawn) or self._drawn[place] is not section:
                 self._draw_section(section, place)
         for key, (data, metadata) in self._transcript.of_earlier_cells.items():
             if key in _earlier:
                 name, of_ranks = _earlier[key]
                 self._sink.show(name, data, metadata | of_ranks)
         self._transcript.of_earlier_cells.clear()
-        for place in range(len(visible), self._filled):
+        for place in range(len(visible), len(self._drawn)):
             self._sink.show(self._names[place], {}, {})
             self._texts[place] = None
-        self._filled = len(visible)
+        self._drawn = visible
 
     def _visible(self) -> list[Section]:
         """Return the visible sections; the last one carries the lines below everything."""

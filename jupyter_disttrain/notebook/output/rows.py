@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """A line of the screen: equal rows, the one of the lowest rank first."""
+    """A line of the screen: equal rows, of which the first is shown."""
 
     rows: list[Row]
     ranks: frozenset[int]
@@ -111,9 +111,10 @@ class RankOutput:
         """Add complete lines; returns the last rows."""
         if not self.is_full:
             return [self.add(text, stream) for text in texts]
-        self.tail.extend(Row(text, stream, self.rank) for text in texts[-TAIL_ROWS:])
+        rows = [Row(text, stream, self.rank) for text in texts[-TAIL_ROWS:]]
+        self.tail.extend(rows)
         self._count_hidden(texts)
-        return list(self.tail)
+        return rows
 
     def rewrite(self, row: Row, text: str) -> None:
         """Change a row; it is open from then on."""

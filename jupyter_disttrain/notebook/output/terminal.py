@@ -72,7 +72,7 @@ class Writer:
         if lines:
             if self._style.text or "\x1b" in text:
                 lines = [self._coloured(line) for line in lines]
-            self._rows = [*self._rows[:-1], *self._output.add_lines(lines, self._stream), None][-RECENT:]
+            self._keep_recent([*self._rows[:-1], *self._output.add_lines(lines, self._stream), None])
             self._at = len(self._rows) - 1
         if last:
             self._put(last)
@@ -130,11 +130,17 @@ class Writer:
         row = self._rows[self._at]
         if self._at == len(self._rows) - 1:
             self._output.finish(row or self._begin())
-            self._rows.append(None)
-            del self._rows[:-RECENT]
+            self._keep_recent([*self._rows, None])
             self._at = len(self._rows) - 2
         self._go(self._at + 1)
         self._column = 0
+
+    def _keep_recent(self, rows: list[Row | None]) -> None:
+        """Keep the last rows; those above can't be rewritten any more."""
+        for row in rows[:-RECENT]:
+            if row is not None:
+                self._output.finish(row)
+        self._rows = rows[-RECENT:]
 
     @property
     def has_bar(self) -> bool:

@@ -41,8 +41,8 @@ class TerminalScreen(Screen):
 
     def _draw_live(self) -> None:
         self._changed = False
+        self._transcript.arrange()  # also where nothing is painted yet, so that no more is kept than is shown
         if self._has_ended or sys.stdout.isatty():
-            self._transcript.arrange()
             self._paint()
 
     def _finish(self) -> None:

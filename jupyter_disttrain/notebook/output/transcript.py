@@ -128,8 +128,20 @@ class Transcript:
             self._settle_none()
         for output in self._outputs.values():
             self._join_settled(output)
+        lines = self._merge_rest()
+        if self._settled and self._exceeds_bound(lines):
+            self._settle_none()  # ranks that are behind may have lines in common with those that have settled
+            lines = self._merge_rest()
+        self.lines = self._bound(lines)
+
+    def _merge_rest(self) -> list[Line]:
         rows = {rank: output.rows[output.settled :] for rank, output in self._outputs.items()}
-        self.lines = self._bound(merge_rows(rows, is_live=True))
+        return merge_rows(rows, is_live=True)
+
+    def _exceeds_bound(self, lines: Sequence[Line]) -> bool:
+        most_lines, most_bytes = self._bounds
+        size = self._settled_bytes + sum(len(line.row.text) for line in lines)
+        return len(self._settled) + len(lines) > most_lines or size > most_bytes
 
     def close(self) -> None:
         """Finish unfinished lines at the end of the cell, and merge everything."""
@@ -178,6 +190,8 @@ class Transcript:
         while len(self.lines) > LIVE_LINES:
             settled = self.sections[self._settled_sections].lines
             self._settled_sections += 1
+            if settled and settled[-1].row.display is not None:
+                self._settled_sections += 1  # the display below its label
             self._settle(settled)
             del self.lines[: len(settled)]
 

@@ -179,5 +179,6 @@ def _rate(bytes_per_s: float) -> str:
 def _align(rows: Sequence[dict[str, str]]) -> list[str]:
     """Align the columns, with titles, and leave out empty ones."""
     kept = [[title, *(row[title] or "-" for row in rows)] for title in rows[0] if any(row[title] for row in rows)]
-    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in kept]
+    widths = [max(map(len, column)) for column in kept]
+    padded = [[cell.ljust(width) for cell in column] for column, width in zip(kept, widths, strict=True)]
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]

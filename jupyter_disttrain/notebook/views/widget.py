@@ -79,7 +79,9 @@ class ClusterWidget(anywidget.AnyWidget):
         if content.get("ask") == "log":
             ranks = [rank for rank in range(self.cluster.world_size) if content.get("rank") in (rank, "all")]
             return {"logs": log_ends(self._log_path, ranks)}
-        getattr(self.cluster, ACTIONS[content["ask"]])()
+        action = ACTIONS.get(str(content.get("ask")))
+        if action is not None:  # else it is of a page of another version
+            getattr(self.cluster, action)()
         return {}
 
     def _log_path(self, rank: int) -> Path:

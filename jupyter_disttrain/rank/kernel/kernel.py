@@ -113,6 +113,8 @@ class RankKernel(IPythonParallelKernel):
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run a cell and reply."""
+        if self._rank_end.close_if_damaged():
+            return  # the nanny reports why the rank ends
         try:
             with self._rank_end.in_use():
                 await self._serve_cell(stream, ident, parent, parent["metadata"][OPTIONS])

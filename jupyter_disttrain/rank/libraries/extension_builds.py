@@ -5,7 +5,8 @@ Does not cover: the build, which torch leaves to one process of a host while the
 
 The others wait until a lock file is removed, which a process that was killed does not do: no process on this host could
 build that extension any more, and no message would give the reason. So ranks lock the folder, which ends with the
-process. The lock file remains for other programs; a rank's is a symbolic link, so that the next rank knows whose it is.
+process. The lock file remains for other programs and other hosts, where a folder's lock may have no effect; a rank's
+is a symbolic link to a file with its host's name, so that the next rank on that host knows whose it is.
 
 An interrupt between the creation of the file and the ``try`` that removes it has the same effect; an interrupt that
 arrives while the code below runs is raised there. Also, torch treats an extension as built as soon as the process has
@@ -17,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import socket
 import sys
 import threading
 from contextlib import ExitStack
@@ -41,9 +43,11 @@ def _watch(module: Any) -> None:
     wait_for_file: Callable[[Any], None] = module.FileBaton.wait
 
     def wait_for_build(baton: Any) -> None:
-        folder = os.open(Path(baton.lock_file_path).parent, os.O_RDONLY)
+        lock = Path(baton.lock_file_path)
+        folder = os.open(lock.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
+            _remove_left(lock)
         finally:
             os.close(folder)
         wait_for_file(baton)  # of another program
@@ -59,9 +63,9 @@ def _try_acquire(baton: Any) -> bool:
         stack.callback(os.close, baton.fd)
         try:
             fcntl.flock(baton.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.is_symlink():
-                lock.unlink()  # the rank that made it has died
-            lock.symlink_to(".")
+            _remove_left(lock)
+            (lock.parent / _target()).touch()
+            lock.symlink_to(_target())
         except (BlockingIOError, FileExistsError):
             return False
         except OSError as error:
@@ -75,9 +79,21 @@ def _try_acquire(baton: Any) -> bool:
     return True
 
 
+def _target() -> str:
+    return f"lock-of-{socket.gethostname()}"
+
+
+def _remove_left(lock: Path) -> None:
+    """Remove the link of a rank on this host that has died; call it with the folder locked."""
+    if lock.is_symlink() and str(lock.readlink()) == _target():
+        lock.unlink()
+
+
 def _release(baton: Any) -> None:
     _held.discard(baton)
-    Path(baton.lock_file_path).unlink(missing_ok=True)  # the cell may have removed it
+    lock = Path(baton.lock_file_path)
+    for each in (lock, lock.parent / _target()):
+        each.unlink(missing_ok=True)  # the cell may have removed it
     os.close(baton.fd)
 
 

@@ -124,6 +124,8 @@ class RankEnd:
         self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
         self._sent = 0
         self._mark = self._position()
+        ends = wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file
+        self._files = {end: _file_of(end) for end in ends}
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -148,15 +150,11 @@ class RankEnd:
             sender.join()
 
     def close_if_damaged(self) -> bool:
-        """Close the socket, so that the nanny ends this rank, if a cell has closed another descriptor of this end."""
-        wire = self._wire
-        try:
-            for each in (wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file):
-                os.fstat(each)
-        except OSError:
-            wire.rank_socket.close()
-            return True
-        return False
+        """Close the socket, so that the nanny ends this rank, if a cell has closed descriptors of this end."""
+        is_damaged = any(_file_of(end) != file for end, file in self._files.items())
+        if is_damaged:
+            self._wire.rank_socket.close()
+        return is_damaged
 
     def send_identity(self, identity: dict[str, Any]) -> None:
         """Send what the nanny has to know of the rank, or a part of it."""
@@ -226,6 +224,15 @@ class RankEnd:
     def beat(self, beat: RankVitals) -> None:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return what identifies the file of a descriptor; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _unread(pipe_end: int) -> int:

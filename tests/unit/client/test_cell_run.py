@@ -122,6 +122,26 @@ def test_listener_gets_every_event_although_the_state_is_ahead() -> None:
     assert running == {1}, "a set that was read stays as it was"
 
 
+def test_late_output_waits_until_what_came_before_the_end_is_shown() -> None:
+    is_late = threading.Event()
+
+    class Slow(Recorder):
+        """Takes what is left at the end while the next event arrives."""
+
+        def on_events(self, events: Sequence[Event], run: CellRun) -> None:  # noqa: ARG002
+            assert [getattr(event, "text", "") for event in events] == ["", "last"]
+            thread.start()
+            assert not is_late.wait(0.1)
+
+    run = run_of((0,), listener=Slow())
+    thread = threading.Thread(target=lambda: (run.put(printed(0, "late")), is_late.set()))
+    run.put(replied(0))
+    run.put(printed(0, "last"))
+    run._end()
+    assert is_late.wait(30)
+    thread.join()
+
+
 class Interrupts:
     """The interrupts that a cell sends to its ranks."""
 
@@ -224,3 +244,19 @@ def test_interrupt_of_a_cell_reaches_no_rank_that_runs_the_next_one() -> None:
     table[0].request = "second0"
     run._interrupt((0, 1), forced=False)
     assert sent == [[1]]
+
+
+def test_output_without_a_place_goes_to_the_cell_that_was_sent_last_or_to_the_next() -> None:
+    table = [entry(0), entry(1)]
+    cells = cells_of(table, on_death=None)
+    background, current = cells._open(1, (1,), None), cells._open(2, (0,), None)
+    cells._cells |= {"background": (background, 1), "current": (current, 0)}
+    late = [printed(0, "a"), printed(0, "b")]
+    message = {"parent_header": {"msg_id": "gone"}}
+    cells.count = 2
+    cells.take(table[0], message, late[0])
+    assert current.stdout == {0: "a"}
+    cells.count = 3
+    cells.take(table[0], message, late[1])
+    assert background.stdout == {1: ""}
+    assert list(cells._late) == [late[1]]

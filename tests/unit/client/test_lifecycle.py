@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from jupyter_disttrain.client import attach, session
+from jupyter_disttrain.client.startup.processes import Processes
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
+from jupyter_disttrain.process_table import start_time
 from jupyter_disttrain.protocol.messages import Asked
 
 from .recorded import RecordedLaunch, die, join_background
@@ -194,3 +198,15 @@ def test_reason_of_the_first_end_is_kept(started: Callable[..., Lifecycle]) -> N
     lifecycle.shutdown()
     with pytest.raises(ClusterClosedError, match="has lost its nodes"):
         lifecycle.reset()
+
+
+def test_process_that_has_the_pid_of_an_ended_launcher_is_not_recorded() -> None:
+    own = psutil.Process()
+    processes = [SimpleNamespace(process=own), SimpleNamespace(process=SimpleNamespace(pid=own.pid))]
+    for each, is_launcher in zip(processes, (True, False), strict=True):
+        each.process.is_running = lambda is_launcher=is_launcher: is_launcher
+        cluster = SimpleNamespace(
+            _cluster=SimpleNamespace(controller=None), _engines=[each], _inherited=lambda _role: []
+        )
+        births = Processes.births.fget(cluster)  # type: ignore[attr-defined]
+        assert births == {"controller": {}, "launcher": {str(own.pid): start_time(own.pid)} if is_launcher else {}}

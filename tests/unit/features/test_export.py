@@ -69,6 +69,7 @@ def test_code_that_needs_ipython_is_refused_with_its_line(code: str, message: st
         ("%%time\nif 1:\n    %time a = '%who'\nb = '''\n %who'''", "if 1:\n    a = '%who'\nb = '''\n %who'''"),
         ("import os; os.system('%who')", "import os; os.system('%who')"),
         ("from __future__ import annotations; y = 3", "pass; y = 3"),
+        ("import os\nfrom __future__ import annotations", "import os\npass"),  # IPython runs it
         ("# a remark", "# a remark\npass"),
     ],
 )

@@ -141,6 +141,20 @@ def test_ranks_that_write_one_file_use_different_temporary_files(folder: Path, m
     assert [path.name for path in folder.iterdir()] == ["own.py"]
 
 
+def test_file_that_another_host_removes_at_the_same_time_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "own.py").write_text("ours")
+    unlink = Path.unlink
+
+    def unlink_second(path: Path, **options: bool) -> None:
+        unlink(path, missing_ok=True)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink_second)
+    assert LocalModules().remove(str(folder), {"own.py": hashlib.sha256(b"ours").hexdigest()}) == []
+
+
 PACKAGE = """
 import foreign
 class Base:

@@ -17,7 +17,7 @@ from jupyter_disttrain.config.data_urls import without_secrets
 from jupyter_disttrain.errors import StageError
 from jupyter_disttrain.features.staging import store as store_module
 from jupyter_disttrain.features.staging.links import Links
-from jupyter_disttrain.features.staging.source import hash_of, source_name
+from jupyter_disttrain.features.staging.source import Source, hash_of, source_name
 from jupyter_disttrain.features.staging.store import Store
 
 from ...support.stage_tools import MIB, Chain, FileServer, files, write_data
@@ -119,12 +119,17 @@ def test_unrelated_file_at_the_source_path_is_ignored_on_non_reading_nodes(data:
     assert "is not marked as a copy" in str([fault for fault, _ in outcomes_of(chain)][1])
 
 
-def test_destination_inside_the_source_is_refused(data: Path, tmp_path: Path) -> None:
+def test_destination_inside_the_source_is_refused_and_existing_indexes_are_not_copied(
+    data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(StageError, match=rf"{data}/deep/data on node0 would be inside {data}, the data set to"):
         Store(str(data), str(data / "deep"), "node0", "mark")
     (tmp_path / "link").symlink_to(data)
     with pytest.raises(StageError, match="would be inside"):
         Store(str(data), str(tmp_path / "link"), "node0", "mark")
+    (data / ".other.disttrain-stage").mkdir()
+    (data / ".other.disttrain-stage" / "lock").touch()
+    assert [file.name for file in Source(str(data)).files] == ["./", "small", "deep/large"]
 
 
 def test_named_folder_may_have_another_owner_but_written_folders_may_not(

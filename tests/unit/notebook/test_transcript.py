@@ -19,7 +19,7 @@ from jupyter_disttrain.notebook.output.terminal import COLUMNS
 from jupyter_disttrain.notebook.output.transcript import Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from jupyter_disttrain.notebook.output.rows import Line
 
@@ -446,6 +446,31 @@ def test_earlier_lines_can_be_rewritten_after_many_arrived_at_once() -> None:
     assert texts_of(transcript) == ["a", "new b", "c", "d", "e"]
 
 
+def test_rewritten_lines_are_merged_and_count_towards_the_limit() -> None:
+    def pulled(max_lines: int) -> Transcript:
+        transcript = Transcript(max_lines, 1 << 30)
+        for number in range(300):
+            for rank in range(2):
+                transcript.add_text(rank, "stdout", f"begun {number}\n\x1b[1A\x1b[2Kdone {number}\n")
+            draw(transcript)
+        transcript.close()
+        return transcript
+
+    assert shown(pulled(1000)) == [((0, 1), f"done {number}") for number in range(300)]
+    assert len(shown(pulled(100))) <= 100
+
+
+def test_cursor_reaches_no_line_of_another_stream_beyond_the_limit() -> None:
+    transcript = Transcript(2, 1 << 30)
+    transcript.add_text(0, "stdout", "a\nb\nc\nd\n")
+    draw(transcript)
+    transcript.add_text(0, "stdout", "e\nf\n")
+    transcript.add_text(0, "stderr", "x\ny\nz\n")
+    transcript.add_text(0, "stderr", "\x1b[9Anew")
+    (output,) = transcript.hidden
+    assert {row.text for row in output.tail if row.stream == "stdout"} >= {"e", "f"}
+
+
 @given(order=st.lists(st.integers(0, 1), min_size=12, max_size=12))
 def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> None:
     output = [("stdout", "out\n"), ("stderr", "err\n"), ("stdout", "begun"), ("stderr", "trouble")]
@@ -458,6 +483,53 @@ def test_unfinished_lines_of_both_streams_keep_their_order(order: list[int]) -> 
     assert shown(transcript) == [((0, 1), text.strip()) for _, text in output]
 
 
+def test_displays_among_many_lines_stay_while_ranks_print() -> None:
+    transcript = Transcript(10_000, 1 << 30)
+    transcript.add_text(0, "stdout", "".join(f"{line}\n" for line in range(50)))
+    transcript.show(0, {"image/png": "figure"}, {}, "plot", "display_data")
+    for line in range(1500):
+        transcript.add_text(0, "stdout", f"step {line}\n")
+        if line % 10 == 0:
+            assert [section.data for section in draw(transcript).sections if section.data] == [{"image/png": "figure"}]
+
+
+@pytest.mark.parametrize("behind", [100, 1000, 2000, 4500])
+def test_lines_within_the_limit_are_shown_however_far_a_rank_is_behind(behind: int) -> None:
+    count, transcript = 4500, Transcript(5000, 1 << 30)
+
+    def run(rank: int, at: int) -> None:
+        own = f"rank {rank} at {at}\n" if at % 500 == 0 else ""
+        transcript.add_text(rank, "stdout", own + "".join(f"step {line}\n" for line in range(at, at + 100)))
+        draw(transcript)
+
+    for at in range(0, count + behind, 100):
+        if at < count:
+            run(0, at)
+        if at >= behind:
+            run(1, at - behind)
+    transcript.close()
+    assert len(shown(transcript)) == count + 2 * count // 500
+    assert not transcript.hidden
+
+
+STEPS = ("forward", "backward", "step") * 50
+
+
+@pytest.mark.parametrize(
+    ("sequences", "lines"),
+    [
+        # Each node prints a line of its own first.
+        ([["node A", *STEPS], ["node A", *STEPS], ["node B", *STEPS], ["node B", *STEPS]], 152),
+        ([["forward", *STEPS], STEPS], 151),  # one rank prints a repeated line more often
+        ([STEPS, STEPS[:70] + STEPS[71:]], 150),
+    ],
+)
+def test_repeated_lines_are_merged_beside_lines_that_not_all_ranks_have(
+    sequences: list[Sequence[str]], lines: int
+) -> None:
+    assert len(merge(dict(enumerate(sequences)))) == lines
+
+
 def test_lines_of_one_rank_stay_beside_those_of_the_others() -> None:
     sequences = {0: "e0t5", 1: "o1t6", 2: "e2r7", 3: "o3t8", 4: "e4r9"}
     assert [sequences[items[0][0]][items[0][1]] for items in merge(sequences)] == list("eo01234tr56789")
@@ -468,7 +540,7 @@ def test_lines_of_one_rank_stay_beside_those_of_the_others() -> None:
     [
         (("Xabc", "abcX"), ["0 X", "01 a", "01 b", "01 c", "1 X"]),  # of lines in different order the one far apart
         (("-a-b-", "a-b-"), ["0 -", "01 a", "01 -", "01 b", "01 -"]),  # a line of one rank shifts no repeated ones
-        (("abab", "baba", "abab"), ["02 a", "012 b", "02 a", "1 a", "012 b", "1 a"]),
+        (("abab", "baba", "abab"), ["02 a", "012 b", "012 a", "012 b", "1 a"]),
     ],
 )
 def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...], merged: list[str]) -> None:
@@ -477,19 +549,22 @@ def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...
     assert shown == merged
 
 
-def cost_of_merging(ranks: int) -> float:
+def cost_of_merging(ranks: int, *, is_live: bool) -> float:
     """Return the CPU seconds for lines of which many are equal and few in the same order."""
     draw = random.Random(ranks)
     lines_of_rank = {rank: [draw.randrange(50) for _ in range(400)] for rank in range(ranks)}
+    times = {rank: list(range(400)) for rank in lines_of_rank} if is_live else None
     costs = []
     gc.disable()
     for _ in range(5):
         start = time.process_time()
-        merge(lines_of_rank)
+        merge(lines_of_rank, times)
         costs.append(time.process_time() - start)
     gc.enable()
     return min(costs)
 
 
-def test_cost_per_line_is_independent_of_the_number_of_ranks() -> None:
-    assert cost_of_merging(64) < 25 * cost_of_merging(8)  # 40 times as much if each rank is compared with all before it
+@pytest.mark.parametrize("is_live", [True, False])
+def test_cost_per_line_is_independent_of_the_number_of_ranks(is_live: bool) -> None:
+    few, many = (cost_of_merging(ranks, is_live=is_live) for ranks in (8, 64))
+    assert many < 25 * few  # 40 times as much if each rank is compared with all before it

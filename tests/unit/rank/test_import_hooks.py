@@ -47,10 +47,18 @@ def test_lock_of_a_build_ends_with_its_process_unless_it_is_of_another_program(t
     waiter.start()
     first.release()
     waiter.join()
-    assert second.try_acquire()
-    os.close(second.fd)  # as at the end of the process
-    extension_builds._held.clear()
-    assert first.try_acquire()
+    assert list(tmp_path.iterdir()) == []
+    for wait_or_build in (second.wait, first.try_acquire):
+        assert second.try_acquire()
+        os.close(second.fd)  # as at the end of the process
+        extension_builds._held.clear()
+        wait_or_build()
     first.release()
-    (tmp_path / "lock").touch()
-    assert not first.try_acquire()
+    for target in ("lock-of-another-host", ""):  # where the lock of the folder does not count; of another program
+        (tmp_path / target).touch()
+        if target:
+            (tmp_path / "lock").symlink_to(target)
+        else:
+            (tmp_path / "lock").touch()
+        assert not first.try_acquire()
+        (tmp_path / "lock").unlink()

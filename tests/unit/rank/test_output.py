@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
+from jupyter_disttrain.rank.nanny.ipc import RankEnd, Wire
 from jupyter_disttrain.rank.nanny.log_file import RankLog
 from jupyter_disttrain.rank.nanny.stderr_filter import without_noise
 from jupyter_disttrain.rank.output.iopub import Publisher, escaping
@@ -40,6 +41,21 @@ def test_unfinished_line_is_sent_before_the_next_cell_begins() -> None:
         print("working", end="", file=stream)
         Publisher(rank_end, turns, lambda _: b"").attribute_output(cell_started(1))
     assert handled == [b"working"]
+
+
+def test_rank_end_with_a_reused_descriptor_is_closed(tmp_path: Path) -> None:
+    wire = Wire()
+    rank_end = RankEnd(wire)
+    assert not rank_end.close_if_damaged()
+    other = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(other, wire.stdout_read)
+    assert rank_end.close_if_damaged()
+    assert wire.nanny_socket.recv(1) == b""
+    wire.nanny_socket.close()
+    for each in (other, wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write):
+        os.close(each)
+    for each in (wire.stack_file, wire.crash_file, wire.lock_file):
+        os.close(each)
 
 
 def test_what_a_signal_handler_prints_during_another_print_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,8 @@ def _outermost_bar(since_s: float) -> Any | None:
 
 def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # only this cell's iterations: a resumed run does not start at 0
-    left_s = (time.time() - bar.start_t) / done * (bar.total - bar.n) if done > 0 else None
+    # ``n`` may be a tensor: a user may pass one to ``update``.
+    left_s = float((time.time() - bar.start_t) / done * (bar.total - bar.n)) if done > 0 else None
     return min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s
 
 
