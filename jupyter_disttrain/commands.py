@@ -37,7 +37,7 @@ def run_command(
     ) as process:
         try:
             output, errors = process.communicate(timeout=timeout_s)
-        except BaseException:
+        except BaseException:  # a timeout or an interrupt, raised again: the command must not run on
             process.terminate()  # mpiexec then ends its processes, which are in other process groups
             with suppress(subprocess.TimeoutExpired):
                 process.wait(COMMAND_GRACE_SECONDS)
