@@ -24,7 +24,7 @@ from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_END_SECONDS, CLUSTER_SETTLE_SECONDS
 from ..sigint import deferred_interrupts, raise_interrupted
 from .cells.executor import Cells
-from .recovery.explanations import error_text
+from .recovery.remedies import error_text
 from .recovery.supervisor import Supervisor
 from .registry.cluster_file import CellLog
 from .session_messages import SessionMessages

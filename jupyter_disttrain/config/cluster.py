@@ -15,7 +15,7 @@ from ..protocol.ranks import counted
 from .hosts import HostSlots, split_command, total_slots
 from .slurm import SlurmOptions
 
-LAUNCHERS = ("mpi", "local", "ssh", "slurm")
+LAUNCHER_NAMES = ("mpi", "local", "ssh", "slurm")  # their classes: ``launchers.LAUNCHERS``
 ON_RANK_DEATH = ("replace", "reset", "stop")
 BACKENDS = ("auto", "nccl", "gloo", "none")
 MAX_RANKS = 4096
@@ -67,7 +67,7 @@ class ClusterConfig:
         self._check_roles()
         self._check_hosts()
         self._check_slurm()
-        _choose("launcher", self.launcher, LAUNCHERS)
+        _choose("launcher", self.launcher, LAUNCHER_NAMES)
         _choose("on_rank_death", self.on_rank_death, ON_RANK_DEATH)
         _choose("backend", self.backend, BACKENDS)
         if self.gpus is not None:

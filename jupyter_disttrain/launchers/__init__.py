@@ -1,6 +1,7 @@
 """List the launchers of ranks.
 
-Covers: the launchers by name.
+Covers: the launchers by name; a new one needs its name in ``config.cluster.LAUNCHER_NAMES``, and one that runs ranks as
+a batch job also what ``slurm.allocated_nodes`` does.
 """
 
 from __future__ import annotations

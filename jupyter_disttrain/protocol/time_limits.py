@@ -1,6 +1,7 @@
 """Time limits and intervals: how long something may take before it fails, and how often something is checked.
 
 One table, so that limits that depend on each other stand beside each other. All are seconds, but for names in _MS.
+Does not cover: limits that the user sets, such as ``--start-timeout`` (``config.cluster``).
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ PIPELINE_CUT_SECONDS = 5.0  # for the client to end this node, after the connect
 PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
 STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to
 LEFT_SECONDS = 24 * 3600.0  # before an unfinished, unchanged version of another session's checkpoint is abandoned
-START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
+HOROVOD_START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
 PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
 
 # jupyter disttrain doctor and gpu-check

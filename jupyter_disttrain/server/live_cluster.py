@@ -14,7 +14,7 @@ import uuid
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ..client.recovery.hang_detection import explain_figures
+from ..client.recovery.hang_explanation import explain_figures
 from ..client.registry import observer
 from ..client.registry.cluster_file import ClusterFile
 from ..client.registry.log_ends import log_ends, require_here

@@ -15,7 +15,7 @@ from ...protocol.ranks import label_ranks
 from ...protocol.states import RankState
 from ...protocol.time_limits import GIVE_UP_SECONDS, SPACE_SECONDS
 from ...sigint import PATIENT_INTERRUPTS, held_interrupts
-from ..recovery.explanations import remedy
+from ..recovery.remedies import remedy
 from ..startup.rank_table import check_idle
 from . import variables
 from .cell_run import CellRun, Listener, not_back

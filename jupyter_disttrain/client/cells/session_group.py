@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError
 from ...protocol.ranks import format_ranks, label_ranks
 from ...protocol.states import RankState
-from ..recovery.explanations import remedy
+from ..recovery.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,8 @@ from ...protocol.time_limits import RESPAWN_SECONDS
 from ..startup.processes import Processes
 from ..startup.rank_table import RankEntry
 from ..startup.registration import killed_nannies
-from .explanations import remedy
 from .mpi_respawn import Respawn
+from .remedies import remedy
 from .spare_hosts import GO_ON, SpareHosts
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Request the state of ranks and report which ranks wait for which.
 
 Covers: requests to ranks, and to the nannies of those that don't reply; the lines for the user.
-Does not cover: acting on the state (``supervisor``), explaining it (``hang_detection``).
+Does not cover: acting on the state (``supervisor``), explaining it (``hang_explanation``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.requests import Stack, Where
 from ...protocol.time_limits import GLANCE_SECONDS, HANG_PATIENCE_SECONDS, LONG_SECONDS, OUTSIDE_SECONDS
 from ..startup.rank_table import ended
-from .hang_detection import HangReport, explain, mismatches, waited_for
+from .hang_explanation import HangReport, explain, mismatches, waited_for
 
 if TYPE_CHECKING:
     import threading

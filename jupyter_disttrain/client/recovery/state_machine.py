@@ -1,7 +1,7 @@
 """Decide what to do after interrupts, failures and deaths of ranks.
 
 Covers: when to inspect ranks, release them, replace a dead one, and form the process group again.
-Does not cover: carrying it out (``supervisor``), messages for the user (``hang_detection``, ``errors``).
+Does not cover: carrying it out (``supervisor``), the texts of errors (``errors``).
 
 :class:`Recovery` is a state machine without I/O: it takes timestamped events and returns actions. Times are seconds of
 one monotonic clock.

@@ -26,8 +26,8 @@ from ...protocol.requests import Release, Signal
 from ...protocol.states import RankState
 from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
 from . import memory_shortage
-from .explanations import error_text, remedy
-from .hang_detection import HangReport, waited_for, waits_in_mpi
+from .hang_explanation import HangReport, waited_for, waits_in_mpi
+from .remedies import error_text, remedy
 from .stack_collection import StackCollector
 from .state_machine import Do, Phase, Recovery
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import Interrupt, Release, Where
 from ...protocol.time_limits import OBSERVER_ANSWER_SECONDS
-from ..recovery.hang_detection import waits_in_mpi
+from ..recovery.hang_explanation import waits_in_mpi
 from ..startup.launch import Launch
 
 if TYPE_CHECKING:

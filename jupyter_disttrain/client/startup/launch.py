@@ -27,8 +27,8 @@ from ...protocol.states import RankState
 from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...sigint import deferred_interrupts, raise_interrupted
 from ..cells.history import Journal
-from ..recovery.explanations import stuck_remedy, why_lost
 from ..recovery.heartbeat import HostHeartbeat
+from ..recovery.remedies import stuck_remedy, why_lost
 from ..recovery.replacement import RankReplacer
 from ..registry.cluster_file import list_job, take_lease
 from ..transport.dispatch import MessageDispatcher

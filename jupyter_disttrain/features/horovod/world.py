@@ -18,7 +18,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...protocol.time_limits import MPI_WORLD_LIMIT_SECONDS, START_SECONDS
+from ...protocol.time_limits import HOROVOD_START_SECONDS, MPI_WORLD_LIMIT_SECONDS
 from ...rank.libraries.import_hooks import on_import
 from ...rank.mpi.world import within
 from ...rank.process_group.errors import RendezvousError
@@ -143,9 +143,9 @@ class HorovodWorld:
         try:
             adds_sets = bool(os.environ.get(ADDS_SETS))
             own = _State(sorted(self._started), _process_sets(), adds_sets, self.calls.is_join_cut_off)
-            states = within(START_SECONDS, lambda: [_State(*each) for each in world.allgather(tuple(own))])
+            states = within(HOROVOD_START_SECONDS, lambda: [_State(*each) for each in world.allgather(tuple(own))])
             if any(each.modules for each in states):
-                within(START_SECONDS, lambda: self._restart(states))
+                within(HOROVOD_START_SECONDS, lambda: self._restart(states))
         except Exception as error:  # noqa: BLE001  (the session continues without Horovod)
             remedy = "" if self.calls.is_join_cut_off else "; hvd.init() starts it"
             return [f"Horovod ({type(error).__name__}: {error}){remedy}"]

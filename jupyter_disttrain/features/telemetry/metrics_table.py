@@ -2,7 +2,7 @@
 
 Covers: keeping the last million values, by name, step and rank; mean, minimum, maximum and spread over ranks; reading
 what the ranks' nannies wrote beside the logs; CSV, TensorBoard's event files.
-Does not cover: figures that ranks report by themselves (``client``), writing beside the logs (``rank.metrics_writer``).
+Does not cover: figures that ranks report by themselves (``client``), writing files (``telemetry.rank.metrics_writer``).
 
 Columns are numpy arrays: a million values take 37 MB, and a reader copies only new rows.
 """

@@ -1,7 +1,7 @@
 """Report problems with metrics and speed to the user while a cell runs.
 
 Covers: a metric that became NaN, a rank that keeps the others waiting, the progress of a loop.
-Does not cover: hangs (``client.recovery.hang_detection``), measuring (``features.telemetry.rank.sampler``).
+Does not cover: hangs (``client.recovery.hang_explanation``), measuring (``features.telemetry.rank.sampler``).
 """
 
 from __future__ import annotations

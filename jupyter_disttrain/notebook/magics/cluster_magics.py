@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from IPython.core.magic import magics_class
 
 from ...client import Cluster
-from ...config.cluster import BACKENDS, LAUNCHERS, ON_RANK_DEATH, parse_roles
+from ...config.cluster import BACKENDS, LAUNCHER_NAMES, ON_RANK_DEATH, parse_roles
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
@@ -34,7 +34,7 @@ _OF_INIT = (
     ),
     option(
         "--launcher",
-        choices=LAUNCHERS,
+        choices=LAUNCHER_NAMES,
         help="mpi: one MPI job; local: plain processes; ssh: hosts, without MPI; slurm: a Slurm job (default: mpi)",
     ),
     option("--hosts", help="hosts to reach by ssh, each with its number of ranks, e.g. node1:4,node2:4"),

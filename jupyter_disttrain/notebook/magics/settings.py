@@ -9,13 +9,13 @@ from __future__ import annotations
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Configurable
 
-from ...config.cluster import BACKENDS, LAUNCHERS, ON_RANK_DEATH
+from ...config.cluster import BACKENDS, LAUNCHER_NAMES, ON_RANK_DEATH
 
 
 class DistributedMagics(Configurable):
     """Distributed training from a notebook: the defaults of the magics."""
 
-    launcher = Enum(LAUNCHERS, "mpi", help="How ranks are started.").tag(config=True)
+    launcher = Enum(LAUNCHER_NAMES, "mpi", help="How ranks are started.").tag(config=True)
     backend = Enum(BACKENDS, "auto", help="Process group backend.").tag(config=True)
     num_ranks = Int(0, min=0, help="Number of ranks; 0: one per GPU, or 2 without GPUs.").tag(config=True)
     interface = Unicode("", help="Network interface of the hosts, or their network; empty: chosen.").tag(config=True)

@@ -1,7 +1,7 @@
 """Complete the reply of a cell that failed.
 
-Covers: the line of the cell, the traceback without this package's frames, the time.
-Does not cover: comparing the failures of several ranks (``client.cells.cell_run``).
+Covers: the line of the cell, the state of the rank, the time.
+Does not cover: the traceback (``tracebacks``), comparing the failures of several ranks (``client.cells.failures``).
 """
 
 from __future__ import annotations

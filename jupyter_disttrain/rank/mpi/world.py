@@ -2,7 +2,7 @@
 
 Covers: ending calls that wait in MPI, the world without failed ranks, a new process that joins it, the object that
 replaces ``comm`` if recovery fails.
-Does not cover: when to recover (``client.recovery.state_machine``), detecting that a thread is in MPI (``calls``).
+Does not cover: when to recover (``client.recovery.state_machine``), the call that a thread is in (``current_call``).
 
 The procedure is that of User-Level Failure Mitigation (W. Bland et al., 2013): Revoke ends every call, Shrink keeps the
 living ranks, Spawn starts a process, Merge and Split put all in the order of their ranks. A process that waits in MPI
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ...protocol.environment import LAUNCH_RANK, MPI_HEALS
 from ...protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
 from ..process_group.errors import RendezvousError
-from .calls import mpi_call
 from .comms import (
     comm_within,
     have_abort_end_the_cell,
@@ -36,13 +35,14 @@ from .comms import (
     receive_all,
     usable_comms,
 )
+from .current_call import mpi_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...protocol.ranks import RankInfo
     from ..cell_started import CellStarted
-    from .calls import MpiCall
+    from .current_call import MpiCall
 
 _UNFINISHED: list[Any] = []  # requests with their receive buffers, to which MPI may still write; kept alive here
 

@@ -1,7 +1,7 @@
 """Write a rank's ``sys.stdout`` and ``sys.stderr`` to file descriptors.
 
 Covers: text to file descriptors 1 and 2, whole lines at a time, in order with each other and with C code.
-Does not cover: what happens to it afterwards (``rank.nanny.nanny``).
+Does not cover: making these pipes (``rank.nanny.ipc``), reading them (``rank.nanny.nanny``).
 
 The two streams are two pipes, and a reader can't determine which of two pipes was written first. So before the stream
 changes, the writer waits until the nanny has read the other stream: some 50 microseconds.

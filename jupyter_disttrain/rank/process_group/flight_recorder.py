@@ -2,7 +2,7 @@
 
 Covers: the separate records of Gloo and NCCL; the oldest pending collective; collectives by their number.
 Does not cover: whether the main thread waits for a collective of NCCL (``rank.interrupts.standstill``), comparing ranks
-(``client.recovery.hang_detection``).
+(``client.recovery.hang_explanation``).
 
 Reading NCCL's record queries CUDA events. That may wait as long as the driver does, and it fails in a process that has
 lost its CUDA context.

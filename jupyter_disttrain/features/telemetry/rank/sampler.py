@@ -24,7 +24,7 @@ from ....protocol.states import RankActivity
 from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING_SECONDS
 from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
-from ....rank.mpi.calls import mpi_call
+from ....rank.mpi.current_call import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective

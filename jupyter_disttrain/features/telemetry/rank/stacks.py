@@ -1,7 +1,7 @@
 """Report what this rank is doing now.
 
 Covers: the main thread's stack from the cell's own line on, the collective it waits in.
-Does not cover: comparing ranks (``client.recovery.hang_detection``).
+Does not cover: comparing ranks (``client.recovery.hang_explanation``).
 
 Served on the control thread, so it works while the main thread waits in C code that has released the GIL, as every
 collective does. A rank that does not reply even here holds the GIL, or is stopped.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
 from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
-from ....rank.mpi.calls import mpi_call
+from ....rank.mpi.current_call import mpi_call
 from ....rank.output.user_code import is_cell, is_own, is_typed, script_name
 from ....rank.process_group.flight_recorder import called, pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
