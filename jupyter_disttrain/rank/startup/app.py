@@ -21,6 +21,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ipykernel.compiler
@@ -57,6 +58,7 @@ from ..kernel.kernel import RankKernel, ignore_signal
 from ..kernel.requests import RequestHandler
 from ..kernel.shell import RankProfile
 from ..kernel.tracebacks import is_of_user, plain_lines
+from ..libraries.import_hooks import on_import
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
 from ..nanny.ipc import RankEnd, Wire
@@ -217,6 +219,23 @@ def _free_children_of_end() -> None:
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_child)
 
 
+def _place_temporary_files() -> None:
+    """Put multiprocessing's sockets and TensorFlow's generated code into the cluster's folder, which is removed.
+
+    A rank that is killed, its DataLoader workers and its pools leave them.
+    """
+    folder = os.environ[LOCAL_DIR]
+    if not Path(folder).is_dir():
+        return
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def place_code(module: Any) -> None:
+        named = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
+        module.tempfile = SimpleNamespace(NamedTemporaryFile=named)  # the only name of tempfile that it uses
+
+    on_import("tensorflow.python.autograph.pyct.loader", place_code)
+
+
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
     note_frozen()
@@ -229,8 +248,7 @@ def run_rank(wire: Wire) -> None:
     signal.signal(signal.SIGINT, ignore_signal)  # it only has an effect while a cell runs
     signal.signal(signal.SIGTERM, _end)
     _free_children_of_end()
-    if Path(os.environ[LOCAL_DIR]).is_dir():  # removed with the cluster: a killed rank and its workers leave sockets
-        multiprocessing.current_process()._config["tempdir"] = os.environ[LOCAL_DIR]  # type: ignore[attr-defined]  # noqa: SLF001
+    _place_temporary_files()
     # IPython's advice after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
     sys.argv = [""]
