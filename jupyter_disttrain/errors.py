@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .protocol.messages import CellFailure
 
 
-BOLD_RED, BOLD, RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[0m"
+RED, BOLD, RESET = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 
 
 class DisttrainError(Exception):
@@ -26,7 +26,7 @@ class DisttrainError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: the message gives the remedy, our frames would not."""
-        return [f"{BOLD_RED}{type(self).__name__}{RESET}: {self}"]
+        return [f"{RED}{type(self).__name__}{RESET}: {self}"]
 
 
 class UsageError(DisttrainError, ValueError):
@@ -162,7 +162,7 @@ def _variants(failure: CellFailure) -> list[str]:
         ranks.setdefault(text, []).append(rank)
     named = f"{failure.ename}: "
     lines = [
-        f"{label_ranks(those)}: {text.replace(named, f'{BOLD_RED}{failure.ename}{RESET}: ', 1)}"
+        f"{label_ranks(those)}: {text.replace(named, f'{RED}{failure.ename}{RESET}: ', 1)}"
         for text, those in ranks.items()
     ]
     if len(lines) > VARIANTS:
