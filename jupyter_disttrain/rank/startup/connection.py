@@ -168,7 +168,7 @@ def _why_closed(host: str, port: int) -> str:
 
 
 class Hellos:
-    """The schedule of one process's hello messages: often until the first acknowledgement, seldom after it.
+    """The schedule of one process's hello messages: often until the first acknowledgement, rarely after it.
 
     The first message may be lost because the client or the connection to it is not ready yet. But if 256 ranks and
     nannies kept repeating their hellos until the last has registered, they would delay each other's start.
