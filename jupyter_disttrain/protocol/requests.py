@@ -293,7 +293,7 @@ class Ping(NannyRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(NannyRequest):
-    """Reply the ``stack`` of a rank that does not respond itself."""
+    """Reply the ``stack`` of a rank that does not respond itself, and its ``vitals`` if it still sends heartbeats."""
 
 
 def kinds(base: type[Request] = Request) -> list[type[Request]]:

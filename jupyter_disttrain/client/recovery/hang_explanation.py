@@ -38,12 +38,14 @@ class HangReport:
     answered_at: float = -1.0
     reply: dict[str, Any] | None = None  # the rank's reply: see ``features.telemetry.rank.stacks``
     outside: str = ""  # the rank's stack as obtained by its nanny, the innermost call first
+    vitals: RankVitals | None = None  # at that time, if the rank still sent heartbeats: then no code holds the GIL
     still_since: float = 0.0  # time since which replies show the same place of the same call
 
     def answered(self, now: float, reply: dict[str, Any] | None) -> HangReport:
         """Return a copy with this reply; None if the rank failed to report its state."""
         same = self.reply is not None and reply is not None and _place(self.reply) == _place(reply)
-        return replace(self, answered_at=now, reply=reply, outside="", still_since=self.still_since if same else now)
+        still_since = self.still_since if same else now
+        return replace(self, answered_at=now, reply=reply, outside="", vitals=None, still_since=still_since)
 
     @property
     def silent_s(self) -> float:
@@ -120,15 +122,18 @@ def explain_figures(figures: Mapping[int, RankVitals], after_s: float) -> list[s
         return []
     groups: dict[str, list[int]] = {}
     for rank, vitals in sorted(figures.items()):
-        at = f" at line {vitals.line}" if vitals.line else ""
-        if vitals.state == RankActivity.IN_COLLECTIVE:
-            doing = f"waits in {vitals.call}{at}"
-        elif vitals.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
-            doing = f"not responding for {vitals.silent_s:.0f} s{at}" if vitals.silent_s else vitals.state
-        else:
-            doing = "in no cell" if vitals.cell is None else f"in Python code{at}"
-        groups.setdefault(doing, []).append(rank)
+        groups.setdefault(_shown_by(vitals), []).append(rank)
     return [f"{label_ranks(ranks)}: {doing}" for doing, ranks in groups.items()]
+
+
+def _shown_by(vitals: RankVitals) -> str:
+    """Return what a rank is doing according to its vitals."""
+    at = f" at line {vitals.line}" if vitals.line else ""
+    if vitals.state == RankActivity.IN_COLLECTIVE:
+        return f"waits in {vitals.call}{at}"
+    if vitals.state in (RankActivity.NOT_RESPONDING, RankActivity.STOPPED):
+        return f"not responding for {vitals.silent_s:.0f} s{at}" if vitals.silent_s else vitals.state
+    return "in no cell" if vitals.cell is None else f"in Python code{at}"
 
 
 def waited_for(reports: Iterable[HangReport]) -> list[tuple[Any, Any, Any]]:
@@ -143,6 +148,8 @@ def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def _doing(report: HangReport) -> str:
     reply = report.reply
+    if report.silent_s > HANG_PATIENCE_SECONDS and report.vitals is not None:
+        return _shown_by(report.vitals)  # its thread for requests is busy, e.g. it releases the process group
     if report.silent_s > HANG_PATIENCE_SECONDS:
         return f"not responding for {report.silent_s:.0f} s{_from_outside(report)}"
     if reply is None or reply["cell"] is None:

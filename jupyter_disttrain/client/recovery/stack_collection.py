@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...protocol.messages import RankVitals
 from ...protocol.requests import Stack, Where
 from ...protocol.time_limits import GLANCE_SECONDS, HANG_PATIENCE_SECONDS, LONG_SECONDS, OUTSIDE_SECONDS
 from ..startup.rank_table import ended
@@ -145,8 +146,10 @@ class StackCollector:
         def on_stack(done: Future[Message]) -> None:
             if done.exception() is None:
                 with self._changed:
-                    stack = done.result()["content"].get("stack", "")
-                    self.reports[rank] = replace(self.reports[rank], outside=stack)
+                    content = done.result()["content"]
+                    vitals = RankVitals.from_content(content["vitals"]) if content.get("vitals") else None
+                    stack = content.get("stack", "")
+                    self.reports[rank] = replace(self.reports[rank], outside=stack, vitals=vitals)
                     self._changed.notify_all()
 
         future.add_done_callback(on_stack)

@@ -35,7 +35,13 @@ from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
 from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
 from ...protocol.metric_blocks import unpack
 from ...protocol.requests import Handlers, Reply
-from ...protocol.time_limits import FIRST_PAUSE_SECONDS, KILL_GRACE_SECONDS, NANNY_REPEAT_SECONDS, NAP_SECONDS
+from ...protocol.time_limits import (
+    FIRST_PAUSE_SECONDS,
+    HANG_PATIENCE_SECONDS,
+    KILL_GRACE_SECONDS,
+    NANNY_REPEAT_SECONDS,
+    NAP_SECONDS,
+)
 from ...rank_sessions import HeldSession, end_abandoned
 from ..startup.connection import Hellos
 from ..startup.startup_args import write_whole
@@ -380,7 +386,9 @@ class Nanny:
 
     @serves(requests.Stack)
     def _stack(self, _request: requests.Stack) -> dict[str, Any]:
-        return {"stack": self._exit_report.stack()}
+        vitals = self._wire.status()
+        beats = vitals is not None and time.monotonic() - vitals.beat_s < HANG_PATIENCE_SECONDS
+        return {"stack": self._exit_report.stack(), "vitals": vitals.to_content() if vitals and beats else None}
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it

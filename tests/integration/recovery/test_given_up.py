@@ -28,6 +28,14 @@ def short_timeouts(notebook: Notebook) -> Iterator[None]:
     notebook.run(f"{names} = limits").check()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The file for which rank 1 waits; it exists after the test, so that a test that fails leaves no cell running."""
+    path = tmp_path / "let-go"
+    yield path
+    path.touch()
+
+
 def leave_running(notebook: Notebook, path: Path) -> Outcome:
     """Run a cell on rank 1 that no interrupt ends before ``path`` exists, and interrupt it three times."""
     return notebook.run(
@@ -36,8 +44,7 @@ def leave_running(notebook: Notebook, path: Path) -> Outcome:
     )
 
 
-def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: Notebook, tmp_path: Path) -> None:
-    path = tmp_path / "let-go"
+def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: Notebook, path: Path) -> None:
     given_up = leave_running(notebook, path)
     assert given_up.error.startswith("GivenUpError: interrupted three times; rank 1 has not ended the cell: ")
     assert "%dist_interrupt interrupts again" in given_up.error
@@ -58,8 +65,7 @@ def test_running_ranks_of_a_returned_cell_are_awaited_and_interrupted(notebook: 
 
 
 @pytest.mark.usefixtures("short_timeouts")
-def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebook: Notebook, tmp_path: Path) -> None:
-    path = tmp_path / "let-go"
+def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebook: Notebook, path: Path) -> None:
     leave_running(notebook, path)
     again = notebook.run("%dist_wait", on_message=notebook.interrupt_at("rank 1 running", "heard 4", "heard 5"))
     assert again.error.startswith("GivenUpError: interrupted three times; rank 1 has not ended the cell: ")
@@ -81,8 +87,7 @@ def test_each_interrupt_reaches_ranks_during_dist_wait_and_dist_interrupt(notebo
 
 
 @pytest.mark.usefixtures("short_timeouts")
-def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, tmp_path: Path) -> None:
-    path = tmp_path / "let-go"
+def test_dist_status_reports_once_that_ranks_are_back(notebook: Notebook, path: Path) -> None:
     leave_running(notebook, path)
     status = notebook.run("%dist_status --text").check().text
     assert re.search(r"^ *1 +running ", status, re.MULTILINE), status

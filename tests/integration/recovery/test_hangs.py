@@ -251,3 +251,21 @@ def test_rank_that_holds_the_gil_is_detected_from_outside(three: Cluster, tmp_pa
         run = three.run(f"import ctypes, os\nif rank == 1:\n    {call}\ndist.barrier()", block=False)
         assert wait_until(lambda: any("in code that holds the GIL, at line 3" in line for line in three.where(1.1)))
     run.wait()
+
+
+def test_rank_that_is_slow_to_reply_is_described_by_its_heartbeat(three: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "let-go"
+    code = f"""import os, time
+from jupyter_disttrain.features.telemetry.rank import stacks
+def stay(*_):
+    while not os.path.exists({str(path)!r}): time.sleep(0.01)
+original = stacks.mpi_call
+if rank == 1: stacks.mpi_call = stay  # called on the thread that replies
+stay()
+stacks.mpi_call = original"""
+    run = three.run(code, block=False)
+    try:
+        assert wait_until(lambda: "rank 1: in Python code at line 4" in three.where(1.1))
+    finally:
+        path.touch()
+        run.wait()
