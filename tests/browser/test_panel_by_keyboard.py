@@ -55,7 +55,7 @@ def test_rows_are_selected_expanded_and_activated_with_keys(open_notebook: Calla
     page.keyboard.press("Enter")
     page.get_by_role("region", name="log of rank 1").wait_for()
     page.keyboard.press("ArrowLeft")
-    assert active_row(page).startswith("▾")  # the node; its figures come later, in place of the number of ranks
+    assert active_row(page).startswith("▾")
     snapshot = page.locator(PANEL).aria_snapshot()
     for role in ('toolbar "cluster"', 'button "Interrupt"', 'treegrid "nodes and ranks"', 'columnheader "state"'):
         assert f"- {role}" in snapshot, snapshot

@@ -364,7 +364,7 @@ class CellRun:
         now = time.monotonic()
         pause = 0.05 if self.listener is not None else 0.5
         if self.done or self._abandoned is not None:
-            pause = 0.0  # the event that says so may have been read already
+            pause = 0.0  # the event that reports it may have been read already
         if self._held.waiting:
             pause = min(pause, self._next_interrupt - now)
         if self.interrupts >= PATIENT_INTERRUPTS:

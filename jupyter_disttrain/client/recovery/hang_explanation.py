@@ -148,10 +148,10 @@ def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def _doing(report: HangReport) -> str:
     reply = report.reply
-    if report.silent_s > HANG_PATIENCE_SECONDS and report.vitals is not None:
-        return _shown_by(report.vitals)  # its thread for requests is busy, e.g. it releases the process group
     if report.silent_s > HANG_PATIENCE_SECONDS:
-        return f"not responding for {report.silent_s:.0f} s{_from_outside(report)}"
+        if report.vitals is None:
+            return f"not responding for {report.silent_s:.0f} s{_from_outside(report)}"
+        return _shown_by(report.vitals)  # its thread for requests is busy, e.g. it releases the process group
     if reply is None or reply["cell"] is None:
         return "between cells"
     if report.collective is not None:

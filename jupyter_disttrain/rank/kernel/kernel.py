@@ -198,9 +198,10 @@ class RankKernel(IPythonParallelKernel):
                 self.shell.end_with(error)
             return {"status": "error"}
         except Exception:
+            # ipykernel calls methods of the cell's error, e.g. its __str__, which may raise anything.
             if self.shell.error is None:
                 raise
-            return {"status": "error"}  # raised by the error's own __str__ or the like, which ipykernel called
+            return {"status": "error"}
 
     def _with_lost_work(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Replace an "ok" reply with an error if a release aborted the cell's collectives on the GPU."""

@@ -121,7 +121,7 @@ class Progress:
         if bar is None:
             return batches
         shown = _as_loop(bar)
-        # A bar around a DataLoader counts only when it is drawn, which may be rarely.
+        # A bar around a DataLoader counts only when it is drawn, which may be rare.
         is_behind = shown[1] == batches[1] and shown[0] < batches[0]
         return batches if is_behind and isinstance(bar.iterable, sys.modules["torch.utils.data"].DataLoader) else shown
 
