@@ -54,6 +54,11 @@ class HeldSession:
         os.close(self._lock)
 
 
+def ranks_in(local: Path) -> set[int]:
+    """Return the process IDs of the ranks whose sessions are in a cluster's folder on this host."""
+    return {int(path.name.partition("-")[0]) for path in (local / FOLDER).glob(f"*-{_place()}")}
+
+
 def end_abandoned(local: Path) -> None:
     """End what is left of the sessions in a cluster's folder whose nannies were killed.
 

@@ -112,7 +112,7 @@ def _help(action: argparse.Action) -> str:
 def _settings() -> Iterator[str]:
     for name, trait in sorted(DistributedMagics.class_traits(config=True).items()):
         choices = f" One of {', '.join(f'`{value}`' for value in trait.values)}." if hasattr(trait, "values") else ""
-        yield f"| `{name}` | `{trait.default_value!r}` | {trait.help}{choices} |\n"
+        yield f"| `{name}` | `{trait.default()!r}` | {trait.help}{choices} |\n"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class StartReport:
     started_s: float  # when the ranks were started, in seconds since the epoch
     seconds: float  # how long this process took to start them, or to attach to them
     network: str  # the network of their hosts, as text; empty where all are on the notebook's machine
-    note_of_devices: str  # why ranks use the CPU although there is an accelerator, as text; empty if none does
+    notes: tuple[str, ...]  # e.g. why ranks use the CPU although there is an accelerator
     is_first: bool  # whether they are those of a job that no notebook had attached to before
 
 
@@ -197,6 +197,6 @@ class Session:
             started_s=self.launch.state.started_s,
             seconds=self.start_seconds,
             network=self.launch.state.placement.description,
-            note_of_devices=self.launch.state.note_of_devices,
+            notes=self.launch.state.notes_of_start,
             is_first=self.is_first,
         )

@@ -54,6 +54,8 @@ class ClusterConfig:
     on_rank_death: str = "replace"  # by a new process; "reset": all ranks are restarted; "stop": the cluster ends
     tf_roles: Roles = ()  # TF_CONFIG is set for these; empty: it isn't
     sample_s: float = 1.0  # between two metrics messages of each rank and node; 0: none are sent
+    warm: bool = True  # fork ranks from one process per node that has imported torch
+    preload: tuple[str, ...] = ()  # further modules that this process imports
     name: str = "default"
     keep: bool = False  # the ranks outlive the notebook's kernel
     idle_timeout_s: float = 0.0  # without use, before the cluster ends; 0: it never does
@@ -87,6 +89,9 @@ class ClusterConfig:
             )
         if not 0 <= self.port < 2**16:
             raise UsageError(f"there is no port {self.port}; choose 1 to 65535, or 0 for a free one")
+        for module in self.preload:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise UsageError(f"there can't be a module {module!r} to preload; name it as in an import")
         check_name(self.name)
 
     @property

@@ -20,6 +20,8 @@ from ..protocol.environment import (
     LAUNCHER,
     LOCAL_DIR,
     NETWORK,
+    NO_WARM,
+    PRELOAD,
     PROFILE_DIR,
     REPORT_USE,
     SAMPLE_SECONDS,
@@ -71,7 +73,7 @@ def rank_environment(
     config: ClusterConfig, folders: Folders, n: int, gpus: list[str], placement: Placement
 ) -> dict[str, str]:
     """Return the variables that every rank's process starts with, in addition to the notebook's environment."""
-    environment = {
+    environment = import_environment(config, n, gpus, placement) | {
         CONNECTION_FILE: str(folders.engine_file),
         CLIENT: folders.cluster_id,
         PROFILE_DIR: str(folders.profile),
@@ -79,7 +81,6 @@ def rank_environment(
         LOCAL_DIR: str(folders.local),
         # mpiexec's own files are removed with the cluster, however it ends.
         "PRTE_MCA_prte_local_tmpdir_base": str(folders.local),
-        "PYTHONSAFEPATH": "1",  # a folder named jupyter_disttrain in the working directory must not shadow the package
     }
     if config.keep:
         environment[KEEP] = "1"
@@ -90,13 +91,19 @@ def rank_environment(
     if folders.shelf_name is not None:
         # Open MPI's shared memory is removed with the cluster, however its ranks end.
         environment["OMPI_MCA_btl_sm_backing_directory"] = folders.shelf_name
+    return environment
+
+
+def import_environment(config: ClusterConfig, n: int, gpus: list[str], placement: Placement) -> dict[str, str]:
+    """Return the variables that determine how a rank's process, or its warm process, imports libraries."""
+    # A folder named jupyter_disttrain in the working directory must not shadow the package.
+    environment = {"PYTHONSAFEPATH": "1"}
     if config.backend == "none":
         environment[WITHOUT_TORCH] = "1"
-    return environment | _of_libraries(config, n, gpus, placement)
-
-
-def _of_libraries(config: ClusterConfig, n: int, gpus: list[str], placement: Placement) -> dict[str, str]:
-    environment: dict[str, str] = {}
+    if config.preload:
+        environment[PRELOAD] = ",".join(config.preload)
+    if not config.warm:
+        environment[NO_WARM] = "1"
     if gpus:  # set before CUDA starts, which counting its devices may do
         environment |= {name: value for name, value in PCI_ORDER.items() if name not in os.environ}
     if config.gpus is not None:

@@ -96,6 +96,7 @@ class RankHello(Record):
     launch_host: str = ""  # the launcher's name of its host; empty where it sets none
     visible_gpus: str = ""  # the host's CUDA_VISIBLE_DEVICES; empty: all
     boot: str = ""  # identifies the machine and its boot; empty where it can't be read
+    cold_reason: str = ""  # why its process was not forked from a warm one; empty if it was, or should not be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

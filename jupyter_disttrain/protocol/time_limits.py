@@ -118,6 +118,10 @@ SLACK_SECONDS = 5.0  # by which Slurm may move the end of a job although its lim
 
 # Start and end of ranks
 
+WARM_LISTEN_SECONDS = 20.0  # for a new warm process to listen, before it imports anything
+WARM_RETRY_SECONDS = 0.005  # between two attempts to connect to it
+WARM_REQUEST_SECONDS = 5.0  # for the rest of a request to a warm process
+WARM_IDLE_SECONDS = 15.0  # without a rank, before a warm process ends; a reset or the next start uses it again
 CONNECTION_CONNECT_SECONDS = 0.25  # for one attempt to connect to a host that may be cut off
 RETRY_SECONDS = 0.02  # between two attempts
 REACH_SECONDS = 5.0  # for all attempts over a network that should work

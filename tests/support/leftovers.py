@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from jupyter_disttrain.protocol.time_limits import WARM_IDLE_SECONDS
+
 from ..lab import places
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "TMPDIR": home / "temporary",
     }
     names["TMPDIR"].mkdir()
+    # A warm process serves all starts with the same variables of torch: those of other workers must not count here.
+    names["TORCH_TESTS"] = home
     before = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(path) for name, path in names.items()})
     tempfile.tempdir = None  # so that it is looked up again
@@ -61,7 +65,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def nothing_is_left(own_folders: Path) -> Iterator[None]:
     """Check after the last test that no process, thread, port or file of ours exists."""
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WARM_IDLE_SECONDS + 10
     while (left := our_processes()) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.1)
     assert not left, f"processes left: {[process.cmdline() for process in left]}"

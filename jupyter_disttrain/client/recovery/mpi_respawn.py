@@ -17,10 +17,12 @@ from ...protocol.requests import MpiFailure
 from ...protocol.requests import Respawn as RespawnRequest
 from ...protocol.states import RankState
 from ...protocol.time_limits import ASLEEP_SECONDS
+from ...rank_sessions import ranks_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
     from ..startup.processes import Processes
     from ..startup.rank_table import RankEntry
@@ -40,6 +42,7 @@ class Respawn:
         table: Sequence[RankEntry],
         processes: Processes,
         host: str,
+        local: Path,
         *,
         may_hang: bool = False,
     ) -> None:
@@ -47,8 +50,9 @@ class Respawn:
         self._may_hang = may_hang
         self._used_s, self._used_at = 0.0, time.monotonic()  # CPU time of the new process, and when it last grew
         self._processes = processes
-        self._before = processes.rank_processes()
-        self._new_nannies: list[psutil.Process] = []
+        self._local = local  # the cluster's folder on this host
+        self._before, self._ranks_before = processes.rank_processes(), ranks_in(local)
+        self._new_processes: list[psutil.Process] = []  # that mpiexec has started
         self._starters = [entry for entry in table if entry.state != RankState.DEAD]
         self._asked: dict[int, Future[Message]] = {}  # by rank: its pending or last report on MPI failures
         for entry in self._starters:
@@ -60,9 +64,9 @@ class Respawn:
         MPI does not notify the other ranks, which would wait for the one where it has failed.
         """
         there = self._processes.rank_processes()
-        if any(each not in there for each in self._new_nannies):
-            raise LaunchError(f"the new process (process {self._new_nannies[0].pid}) was killed while it started")
-        self._new_nannies = [each for each in there if each not in self._before]
+        if any(each not in there for each in self._new_processes):
+            raise LaunchError(f"the new process (process {self._new_processes[0].pid}) was killed while it started")
+        self._new_processes = [each for each in there if each not in self._before]
         if self._may_hang and self._is_asleep():
             raise LaunchError("mpiexec does not reply to the new process, which can happen after a nanny was killed")
         alive = [entry for entry in self._starters if entry.state != RankState.DEAD]
@@ -81,7 +85,7 @@ class Respawn:
     def _is_asleep(self) -> bool:
         """Whether the new rank has used no CPU time for a while."""
         with suppress(psutil.NoSuchProcess):
-            ranks = [rank for nanny in self._new_nannies for rank in nanny.children()]
+            ranks = [psutil.Process(pid) for pid in ranks_in(self._local) - self._ranks_before]
             used_s = sum(sum(rank.cpu_times()[:2]) for rank in ranks)
             if not ranks or used_s != self._used_s or any(rank.status() != psutil.STATUS_SLEEPING for rank in ranks):
                 self._used_s, self._used_at = used_s, time.monotonic()
@@ -92,4 +96,4 @@ class Respawn:
         for process in self._processes.rank_processes():
             if process not in self._before:
                 with suppress(psutil.NoSuchProcess):
-                    process.kill()  # its rank ends with it
+                    process.kill()  # its nanny ends the rank

@@ -16,6 +16,7 @@ from ...errors import IrreplaceableError, LaunchError
 from ...launchers.slurm.job_state import UNKNOWN
 from ...protocol.states import RankState
 from ...protocol.time_limits import RESPAWN_SECONDS
+from ..startup.cluster_state import cold_note
 from ..startup.processes import Processes
 from ..startup.rank_table import RankEntry
 from ..startup.registration import killed_nannies
@@ -90,6 +91,9 @@ class RankReplacer:
             else:
                 for text in entry.troubles:
                     state.on_note(f"rank {rank} on {info.host}, in your IPython profile: {text}")
+                if hello.cold_reason and hello.cold_reason not in state.cold_reasons:
+                    state.cold_reasons[hello.cold_reason] = [rank]
+                    state.on_note(cold_note([rank], hello.cold_reason))
                 entry.group = "none" if state.config.backend == "none" else "broken"
                 return entry
 
@@ -122,7 +126,8 @@ class RankReplacer:
             self._lose_mpi("several nannies were killed at the same time, after which Open MPI can't start processes")
         known = {entry.engine for entry in state.table}
         if state.mpi_heals and not state.mpi_lost:
-            attempt = Respawn(state.open_link, state.table, state.processes, host, may_hang=killed > 0)
+            local = state.folders.local
+            attempt = Respawn(state.open_link, state.table, state.processes, host, local, may_hang=killed > 0)
             load = os.getloadavg()[0] / (os.cpu_count() or 1)
             limit_s = max(RESPAWN_SECONDS * min(MOST_LOAD, max(1.0, load)), 2 * state.came_up_s)
             try:

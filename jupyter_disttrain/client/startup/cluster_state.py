@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from ...errors import ClusterClosedError
 from ...launchers.placement import Placement
+from ...protocol.ranks import label_ranks
 from ..recovery.collective_steps import Steps
 from ..registry.cluster_file import VERSION, ClusterFile
 from .rank_table import RankEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
 
@@ -55,6 +56,7 @@ class ClusterState:
     is_observer: bool = False  # another process has the lease
     came_up_s: float = 0.0  # seconds the ranks took to start; 0: another process started them
     note_of_devices: str = ""  # why ranks use the CPU although there is an accelerator
+    cold_reasons: dict[str, list[int]] = field(default_factory=dict)  # why ranks were not forked from a warm process
 
     # The process group and MPI.
     generation: int = 0  # number of times the process group was formed
@@ -113,6 +115,12 @@ class ClusterState:
         )
 
     @property
+    def notes_of_start(self) -> tuple[str, ...]:
+        """Why ranks use the CPU although there is an accelerator, and why they started slowly, if they did."""
+        cold = (cold_note(ranks, reason) for reason, ranks in self.cold_reasons.items())
+        return tuple(filter(None, [self.note_of_devices, *cold]))
+
+    @property
     def open_link(self) -> Link:
         """The sockets to the ranks; raises a ClusterClosedError if the cluster was shut down."""
         self.check_open()
@@ -130,3 +138,9 @@ class ClusterState:
         """Return the error that states why the cluster has ended: the given reason, or the recorded one."""
         how = "" if self.config.job else "; start one with %dist_init"
         return ClusterClosedError(f"the cluster {self.config.name!r} {because or self.closed_because}{how}")
+
+
+def cold_note(ranks: Sequence[int], reason: str) -> str:
+    """Return the note that ranks were not forked from their node's warm process."""
+    have = "has" if len(ranks) == 1 else "have"
+    return f"{label_ranks(ranks)} {have} imported torch, which a warm process saves: {reason}"

@@ -195,7 +195,7 @@ class Processes:
         hosts are not visible from here.
         """
         now = time.monotonic()
-        is_here = self._config.launcher in ("mpi", "local") and not self._placement.hosts
+        is_here = self._config.launcher == "mpi" and not self._placement.hosts
         if now < self._next_check or not is_here:
             return
         self._next_check = now + PROCESSES_CHECK_SECONDS
@@ -213,16 +213,15 @@ class Processes:
         self._had_processes = self._had_processes or bool(there)
 
     def rank_processes(self) -> list[psutil.Process]:
-        """Return the processes that a launcher has started on this machine: each is the nanny of one rank."""
+        """Return the processes that mpiexec has started on this machine, each for one rank."""
         started = [each for process in self._starters() for each in _below(process)]
         found = {each.pid: each for each in started if _is_rank(each)}
         return [each for each in found.values() if _parent_of(each) not in found]
 
     def _starters(self) -> Iterator[psutil.Process]:
-        """Yield the launcher processes whose descendants are ranks on this machine."""
+        """Yield the launcher processes whose descendants on this machine are for ranks."""
         for engines in self._engines:
-            # A single local rank is no child of the launcher's process.
-            if isinstance(engines, LAUNCHERS["mpi"]) or (isinstance(engines, LAUNCHERS["local"]) and engines.n > 1):
+            if isinstance(engines, LAUNCHERS["mpi"]):
                 yield engines.process
 
     def _launching(self) -> set[int]:

@@ -58,6 +58,9 @@ class RankAssignment:
         """Send each rank its identity, and have all ranks form the process group."""
         state = self._state
         state.table[:] = [RankEntry.of(info, hello, nannies[hello.engine]) for info, hello in ranks]
+        for info, hello in ranks:
+            if hello.cold_reason:
+                state.cold_reasons.setdefault(hello.cold_reason, []).append(info.rank)
         asked = [(entry, self.identify(entry)) for entry in state.table]
         for entry, content in zip(state.table, self.wait_for_replies(asked, "answer"), strict=True):
             entry.take_identity_reply(content)

@@ -55,6 +55,7 @@ from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
 from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
 
 if TYPE_CHECKING:
+    from ...rank.nannies import Nannies
     from ...rank.startup.startup_args import Setup
 
 PORTS = 8  # number of the controller's ports for ranks, and of those for clients
@@ -76,23 +77,19 @@ class ControllerGuard:
         wait_for_end(launcher)
         self._controller.terminate()  # the nannies of all hosts see its end, and end their ranks
 
-    def stay(self, nanny: int) -> None:
+    def stay(self, nannies: Nannies) -> None:
         """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
-        nannies = [nanny]
 
         def pass_on(number: int, _frame: Any) -> None:
-            for pid in nannies:
-                os.kill(pid, number)
-            if not nannies:
+            nannies.signal(number)
+            if not nannies.pids:
                 self._controller.terminate()
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, pass_on)
         if self._launcher is not None:
             threading.Thread(target=self._follow_launcher, args=(self._launcher,), daemon=True).start()
-        os.waitid(os.P_PID, nanny, os.WEXITED | os.WNOWAIT)
-        nannies.clear()  # before the pid can be reused: pass_on must not signal another process
-        os.waitpid(nanny, 0)
+        nannies.wait()
         self._controller.send_signal(RANK_ENDED)  # else it would wait for a rank that ended before it registered
         self._controller.wait()
         # The controller does this itself, unless it was killed, e.g. by the OOM killer.

@@ -117,6 +117,8 @@ class ClusterMagics(ClusterUsingMagics):
                 tf_roles=parse_roles(args.tf_config),
                 keep=args.keep or settings.keep,
                 sample_s=settings.sample,
+                warm=settings.warm,
+                preload=tuple(settings.preload),
                 idle_timeout_s=settings.idle_timeout if args.idle_timeout is None else args.idle_timeout,
                 name=name,
             )

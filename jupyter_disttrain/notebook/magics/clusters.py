@@ -13,6 +13,8 @@ from IPython.core.magic import Magics
 
 from ...client import Cluster
 from ...client.cells.history import Origin
+from ...client.startup.prewarm import Prewarmed
+from ...config.cluster import ClusterConfig
 from ...errors import DisttrainError, UsageError
 from ...protocol.ranks import label_ranks
 from ..output.comms import CommRelay
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 
 # Settings that a running cluster can change, by their names in ClusterConfig; the rest is fixed when ranks start.
 _CHANGEABLE = {"grace": "grace_s", "hang_after": "hang_after_s", "on_rank_death": "on_rank_death"}
-_FIXED = ("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample")
+_FIXED = (
+    *("launcher", "backend", "num_ranks", "address", "timeout", "start_timeout", "idle_timeout", "keep", "sample"),
+    *("warm", "preload"),
+)
 
 
 class Clusters:
@@ -49,13 +54,36 @@ class Clusters:
         self._shell = shell
         self._last = ""  # the name of the cluster that was used last
         self._relays: dict[str, CommRelay] = {}  # by cluster: a widget of one cell may be changed by another
+        self._prewarmed: Prewarmed | None = None
         settings.observe(self._on_change, names=[*_CHANGEABLE, *_FIXED])
+        settings.observe(lambda _change: self._prewarm(), names=["prewarm"])
+        self._prewarm()
 
     def close(self) -> None:
         """Shut down every cluster and stop showing them."""
         for cluster in list(self.open.values()):
             self.end(cluster)
+        self._let_warm_process_end()
         self.views.close()
+
+    def _prewarm(self) -> None:
+        """Start the warm process that the next ranks will use, if the user wants it before them."""
+        self._let_warm_process_end()
+        settings = self.settings
+        if not settings.prewarm or not settings.warm or settings.launcher not in ("mpi", "local"):
+            return
+        n, preload = settings.num_ranks or None, tuple(settings.preload)
+        try:
+            self._prewarmed = Prewarmed(
+                ClusterConfig(n=n, launcher=settings.launcher, backend=settings.backend, preload=preload)
+            )
+        except UsageError as error:  # %dist_init may have options with which it can start
+            sys.stderr.write(f"no warm process was started before the ranks: {error}\n")
+
+    def _let_warm_process_end(self) -> None:
+        if self._prewarmed is not None:
+            self._prewarmed.close()
+            self._prewarmed = None
 
     @property
     def origin(self) -> Origin:

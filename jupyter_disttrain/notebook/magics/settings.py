@@ -6,7 +6,7 @@ Does not cover: the options (``arguments``), the effect of a change on running c
 
 from __future__ import annotations
 
-from traitlets import Bool, Enum, Float, Int, Unicode
+from traitlets import Bool, Enum, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
 from ...config.cluster import BACKENDS, LAUNCHER_NAMES, ON_RANK_DEATH
@@ -29,6 +29,9 @@ class DistributedMagics(Configurable):
     idle_timeout = Float(0.0, help="Seconds without use until a cluster ends; 0: never.").tag(config=True)
     keep = Bool(False, help="Keep the ranks running when the kernel ends.").tag(config=True)
     sample = Float(1.0, help="Seconds between two samples of each rank and node; 0: no telemetry.").tag(config=True)
+    warm = Bool(True, help="Fork ranks from one process per node that has imported torch.").tag(config=True)
+    preload = List(Unicode(), [], help="Modules that this process imports besides torch.").tag(config=True)
+    prewarm = Bool(False, help="Start this process when the extension is loaded, before ranks.").tag(config=True)
     max_output_lines = Int(50_000, min=1, help="Lines of a cell to show; the logs have all.").tag(config=True)
     max_output_bytes = Int(16_000_000, min=1, help="The same in bytes.").tag(config=True)
     auto_sync = Bool(False, help="Reload edited modules on the ranks before every cell.").tag(config=True)

@@ -28,14 +28,14 @@ MOST_METRICS = 8  # metrics in a status text
 
 
 def started_text(cluster: Cluster) -> str:
-    """Describe the started ranks, failures of the user's IPython profile, and why ranks use no accelerator."""
+    """Describe the started ranks, failures of the user's IPython profile, and notes on the start."""
     ready = _where(cluster, f"{label_ranks(range(cluster.world_size))} ready in {cluster.start_report.seconds:.1f} s")
     troubles: dict[str, list[int]] = {}
     for entry in cluster.table:
         for text in entry.troubles:
             troubles.setdefault(text, []).append(entry.info.rank)
     failed = [f"{label_ranks(ranks)}, in your IPython profile: {text}" for text, ranks in troubles.items()]
-    return "\n".join(filter(None, [*failed, ready, cluster.start_report.note_of_devices]))
+    return "\n".join(filter(None, [*failed, ready, *cluster.start_report.notes]))
 
 
 def attached_text(cluster: Cluster) -> str:

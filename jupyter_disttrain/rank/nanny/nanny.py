@@ -68,10 +68,16 @@ class Nanny:
     """Supervise one rank until it exits."""
 
     def __init__(
-        self, pid: int, wire: Wire, connect: Callable[[], Connection], on_end: Callable[[], None] = lambda: None
+        self,
+        pid: int,
+        wire: Wire,
+        connect: Callable[[], Connection],
+        on_end: Callable[[], None] = lambda: None,
+        lifeline: int | None = None,
     ) -> None:
         self._pid = pid
         self._on_end = on_end  # called once no process of the rank is left
+        self._lifeline = lifeline  # a descriptor that shows the end of the process that the launcher has started
         self._exit_report = ExitReport(pid, wire)
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
@@ -150,6 +156,8 @@ class Nanny:
             self._cluster.monitor: self._cluster.read_event,
             self._control: functools.partial(self._on_control, self._control),
         }
+        if self._lifeline is not None:
+            handlers[self._lifeline] = functools.partial(self._on_launcher_end, self._lifeline)
         if self._probe is not None:
             handlers[self._probe] = functools.partial(self._on_control, self._probe)
         self._poller = zmq.Poller()
@@ -171,6 +179,11 @@ class Nanny:
                 self._on_rank_end(ended)
                 return
             self._check_deadlines()
+
+    def _on_launcher_end(self, lifeline: int) -> None:
+        """Kill the rank: a signal that kills the process which a launcher has started for it is meant for the rank."""
+        self._poller.unregister(lifeline)
+        self._signal(signal.SIGKILL)
 
     def _send_hello(self) -> None:
         """Publish this nanny's hello, repeatedly, until the rank has received its identity."""

@@ -58,7 +58,7 @@ def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str
         return []
     thaw()
     replacing = _Replacing(pairs)
-    for search in (replacing.referrers, replacing.functions, replacing.untracked):
+    for search in (replacing.referrers, replacing.functions, replacing.untracked, replacing.frozen):
         for holder in search():
             replacing.put(holder)
         rebuilt, replacing.rebuilt = replacing.rebuilt, []
@@ -78,6 +78,7 @@ class _Replacing:
         pairs.clear()
         self.rebuilt: list[tuple[Any, Any]] = []  # immutable holders, and their copies with the new objects
         self.failed: list[str] = []
+        self._refusing: list[Any] = []  # holders that could not be changed
 
     def referrers(self) -> list[Any]:
         """Return the holders that Python's collector tracks."""
@@ -99,6 +100,12 @@ class _Replacing:
                     found[id(each)] = each
         return list(found.values())
 
+    def frozen(self) -> list[Any]:
+        """Return the holders that were hidden before the fork, such as modules; they are not hidden again."""
+        gc.unfreeze()
+        note_frozen()
+        return self.referrers()
+
     @property
     def hidden(self) -> bool:
         """Whether an old object is referenced by something that the collector does not show."""
@@ -109,7 +116,7 @@ class _Replacing:
         return any(count > 0 for count in counts)
 
     def _is_own(self, holder: Any) -> bool:
-        if holder is self._olds or holder is self._new_of:
+        if holder is self._olds or holder is self._new_of or any(holder is each for each in self._refusing):
             return True
         # What classes hold is in their dicts, except their bases; a descriptor holds its class or its functions.
         return type(holder) is Protected or issubclass(type(holder), (type, *_DESCRIPTORS))
@@ -130,6 +137,7 @@ class _Replacing:
             # By type: getattr of a proxy's class may have effects.
             self._put(type(holder), holder)
         except Exception as error:  # noqa: BLE001  (objects may refuse, and one must not break the session)
+            self._refusing.append(holder)
             self.failed.append(f"what an object of {type(holder).__name__} holds ({type(error).__name__}: {error})")
 
     def _put(self, kind: type, holder: Any) -> None:

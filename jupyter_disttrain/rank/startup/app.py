@@ -38,6 +38,7 @@ from ...process_table import start_time
 from ...protocol.connection_file import can_end_calls
 from ...protocol.environment import (
     CLIENT,
+    COLD_REASON,
     CONNECTION_FILE,
     HOST,
     LAUNCH_RANK,
@@ -341,6 +342,7 @@ def _prepare() -> RankHello:
         cuda_devices=cuda_devices,
         accelerator=accelerator,
         failure=failure,
+        cold_reason=os.environ.get(COLD_REASON, ""),
     )
 
 

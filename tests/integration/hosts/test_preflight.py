@@ -101,7 +101,8 @@ def test_complete_hosts_are_accepted_and_their_network_is_found(
     assert describe(network) == f"network {network.cidr} (eth0)"
     assert list(shared.iterdir()) == [], "the file that proves the shared folder is gone"
     left = [process.cmdline() for host in lab.hosts for process in lab.processes(host)]
-    assert not [text for text in left if sys.executable in text], "no probe runs any more"
+    probes = [text for text in left if sys.executable in text and "jupyter_disttrain.rank.warm" not in text]
+    assert not probes, "none runs any more; the warm process of an earlier cluster may"
 
 
 def test_missing_requirements_of_each_host_are_reported_with_advice(

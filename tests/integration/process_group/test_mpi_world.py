@@ -18,6 +18,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.recovery.mpi_respawn import Respawn
 from jupyter_disttrain.errors import LaunchError, RankFailure
 from jupyter_disttrain.launchers.mpi import find_mpiexec
+from jupyter_disttrain.rank_sessions import HeldSession
 
 from ...support.process_tools import wait_until
 from ...support.recovery_tools import SUM, failure_of, interrupted, stop
@@ -243,13 +244,13 @@ def test_no_rank_waits_for_dead_spawners_when_all_ranks_die(
 
 @pytest.mark.parametrize(("code", "is_given_up"), [("time.sleep(1000)", True), ("while True: pass", False)])
 def test_new_process_without_a_reply_from_mpiexec_times_out(
-    monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, is_given_up: bool
 ) -> None:
     monkeypatch.setattr("jupyter_disttrain.client.recovery.mpi_respawn.ASLEEP_SECONDS", 0.5)
     nanny = [sys.executable, "-c", f"import os, time\nif os.fork(): os.wait()\n{code}"]
     processes = SimpleNamespace(rank_processes=lambda: list(started), command=())
     started: list[psutil.Process] = []
-    attempt = Respawn(None, [], processes, "", may_hang=True)  # type: ignore[arg-type]
+    attempt = Respawn(None, [], processes, "", tmp_path, may_hang=True)  # type: ignore[arg-type]
     starter = SimpleNamespace(state="idle", info=SimpleNamespace(rank=0))
     attempt._starters = [starter]  # type: ignore[list-item]
     attempt._asked = {0: Future()}
@@ -257,6 +258,7 @@ def test_new_process_without_a_reply_from_mpiexec_times_out(
         started.append(psutil.Process(process.pid))
         assert wait_until(started[0].children)
         (rank,) = started[0].children()
+        HeldSession(tmp_path, rank.pid)  # as of its nanny
         try:
             if is_given_up:
                 with pytest.raises(LaunchError, match="mpiexec does not reply to the new process"):

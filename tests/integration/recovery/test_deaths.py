@@ -20,7 +20,7 @@ from jupyter_disttrain.protocol.messages import RankDeath
 
 from ...conftest import LAUNCHERS
 from ...support.listeners import Interrupter
-from ...support.process_tools import wait_until
+from ...support.process_tools import processes_of_cluster, wait_until
 from ...support.recovery_tools import HOLD_GIL, HOST, SUM, failure_of
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def test_rank_that_dies_while_the_group_is_formed_is_replaced(three: Cluster, mo
         assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
-def rank_processes() -> dict[int, psutil.Process]:
+def rank_processes(cluster: Cluster) -> dict[int, psutil.Process]:
     """Return the processes that are ranks, or will be, by pid: the child of each nanny."""
-    parents = {each: _parent_in_cluster(each) for each in psutil.Process().children(recursive=True)}
-    nannies = {each.pid for each, parent in parents.items() if parent}
-    return {each.pid: each for each, parent in parents.items() if parent in nannies}
+    parents = {each: _parent_in_cluster(each) for each in processes_of_cluster(cluster.cluster_id)}
+    members = {each.pid for each, parent in parents.items() if parent}
+    return {each.pid: each for each, parent in parents.items() if parent in members}
 
 
 def _parent_in_cluster(process: psutil.Process) -> int | None:
@@ -92,11 +92,11 @@ def _parent_in_cluster(process: psutil.Process) -> int | None:
 @pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> None:
     """Its nanny reports it repeatedly; counting each report would exhaust the attempts."""
-    known = set(rank_processes())
+    known = set(rank_processes(three))
     assert len(known) >= 3
 
     def kill_new_processes() -> bool:
-        newcomers = {pid: process for pid, process in rank_processes().items() if pid not in known}
+        newcomers = {pid: process for pid, process in rank_processes(three).items() if pid not in known}
         known.update(newcomers)
         for process in newcomers.values():
             process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import StartInterruptedError
-from jupyter_disttrain.protocol.environment import LOCAL_DIR
+from jupyter_disttrain.protocol.environment import LOCAL_DIR, PROFILE_DIR
 from jupyter_disttrain.protocol.shared_memory import NANNIES
 
 from ...support.notebook_driver import Notebook
@@ -71,21 +72,21 @@ STAY = """
 import fcntl, os, signal
 from pathlib import Path
 from jupyter_disttrain.rank import __main__ as main
-folder, nannies, reap, others = Path(os.environ[main.LOCAL_DIR]), [], os.waitpid, []
-def forked():
-    pid = os.fork()
-    if pid == 0:
-        lock = (folder / main.NANNIES).open()
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return pid
+from jupyter_disttrain.rank.nannies import OwnNannies
+folder, reap = Path(os.environ[main.LOCAL_DIR]), os.waitpid
+def end(lifeline):
+    lock = (folder / main.NANNIES).open()
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.kill(os.getpid(), signal.SIGKILL)
 def waitpid(pid, options):
-    print(pid in nannies, len(nannies), folder.exists(), flush=True)
+    print(pid in nannies.pids, len(nannies.pids), folder.exists(), flush=True)
     return reap(pid, options)
+other = os.fork()  # of a login shell that became this process
+if other == 0:
+    end(None)
+os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
+nannies = OwnNannies(2, end)
 os.waitpid = waitpid
-others.append(forked())  # of a login shell that became this process
-os.waitid(os.P_PID, others[0], os.WEXITED | os.WNOWAIT)
-nannies += [forked(), forked()]
 main._stay_with(nannies)
 """
 
@@ -96,13 +97,15 @@ def test_killed_nanny_is_forgotten_before_its_pid_can_be_reused_and_the_last_one
     folder = tmp_path / "disttrain-test"
     folder.mkdir()
     (folder / NANNIES).touch()
-    environment = os.environ | {LOCAL_DIR: str(folder)}
+    environment = os.environ | {LOCAL_DIR: str(folder), PROFILE_DIR: str(tmp_path)}
     stay = [sys.executable, "-c", STAY]
     done = subprocess.run(stay, capture_output=True, text=True, check=True, timeout=60, env=environment)
     lines = done.stdout.split("\n")[:-1]
     assert [line for line in lines if line.startswith("True")] == []
     assert lines[-1] == "False 0 True"
     assert not folder.exists()
+    (trouble,) = tmp_path.glob("trouble-*.txt")
+    assert re.match(r"a rank's parent process \(process \d+\) on .* was killed by SIGKILL", trouble.read_text())
 
 
 def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:

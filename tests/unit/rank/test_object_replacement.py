@@ -148,3 +148,19 @@ def test_object_that_refuses_replacement_is_named_and_others_are_replaced() -> N
     assert failure == "what an object of Refuses holds (TypeError: read only)"
     assert refuses["a"] is old
     assert willing == [new]
+
+
+def test_holder_that_was_hidden_before_the_fork_is_found() -> None:
+    old, new = Thing(), Thing()
+    module = types.ModuleType("frozen")
+    module.group = old  # type: ignore[attr-defined]
+    gc.freeze()
+    note_frozen()
+    try:
+        pairs = [(old, new)]
+        del old
+        assert replace_everywhere(pairs) == []
+        assert module.group is new  # type: ignore[attr-defined]
+    finally:
+        gc.unfreeze()
+        note_frozen()

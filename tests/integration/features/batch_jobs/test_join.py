@@ -15,6 +15,8 @@ import pytest
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailure, UsageError
 from jupyter_disttrain.features.batch_jobs import client
+from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
+from jupyter_disttrain.rank_sessions import ranks_in
 from jupyter_disttrain.server.clusters import Clusters
 
 from ....support.join_tools import ENGINE, HOLD, LIMIT_S, Job, start_process
@@ -199,7 +201,8 @@ def test_obstacles_between_ranks_and_notebook_are_reported(
     file: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start_process(jobs, file, 0, 2)
-    first.wait_for_file(file)
+    content = first.wait_for_file(file)
+    assert wait_until(lambda: bool(ranks_in(ROOT / f"{PREFIX}{content['cluster_id']}"))), "its nanny has connected"
     monkeypatch.setattr(client, "JOB_MEET_SECONDS", 2.5)
     with pytest.raises(LaunchError, match=r"1 of 2 ranks of .*job\.json connected within 2\.5 s"):
         Cluster.attach(str(file))

@@ -109,13 +109,14 @@ def _no_room(_file: object, _path: Path) -> None:
 
 def test_job_that_is_cancelled_before_its_rank_has_registered_ends(file: Path, jobs: list[Job]) -> None:
     first = start_process(jobs, file, 0, 2)
-    profile = Path(first.wait_for_file(file)["profile"])
-    job = psutil.Process(first.pid)
+    content = first.wait_for_file(file)
+    profile = Path(content["profile"])
 
-    def is_nanny(process: psutil.Process) -> bool:
-        return "jupyter_disttrain.rank" in process.cmdline() and bool(process.children())
+    def has_nanny() -> bool:
+        others = [each for each in processes_of_cluster(content["cluster_id"]) if each.pid != first.pid]
+        return any("jupyter_disttrain.rank" in each.cmdline() and each.children() for each in others)
 
-    assert wait_until(lambda: any(is_nanny(each) for each in job.children()))
+    assert wait_until(has_nanny)
     first.terminate()  # and waits for its end
     assert wait_until(lambda: not file.exists() and not profile.exists())
 

@@ -1,0 +1,87 @@
+"""Make a process a nanny and fork its rank.
+
+Covers: what is imported before the forks, each side's part of their connection.
+Does not cover: which process forks the nanny (``rank.nannies``, ``rank.warm``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ...errors import LaunchError
+from ...protocol.environment import CONNECTION_FILE
+from ..startup.connection import Connection
+from ..startup.host_dir import HostFolder
+from ..startup.startup_args import write_trouble
+from .ipc import Wire
+from .nanny import Nanny
+from .process_tree import die_with_parent
+
+
+def import_before_fork() -> None:
+    """Import what is not loaded with this module, so that nannies and ranks share its memory."""
+    _leave_out_debugger()
+    from ..startup import app  # noqa: F401, PLC0415  (it imports ipykernel)
+
+    _import_error_formatting()
+
+
+def _leave_out_debugger() -> None:
+    """Import ipykernel without debugpy, which no front end can reach on a rank; saves 8 MB and 0.1 s per rank."""
+    sys.modules["debugpy"] = None  # type: ignore[assignment]  # makes the import fail
+    import ipykernel.debugger  # noqa: F401, PLC0415
+
+    del sys.modules["debugpy"]  # a cell may import it
+
+
+def _import_error_formatting() -> None:
+    """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
+    from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
+
+    try:
+        raise RuntimeError  # noqa: TRY301
+    except RuntimeError:
+        AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
+
+
+def become_nanny(lifeline: int | None) -> None:
+    """Become a nanny, and fork its rank; returns when the rank has ended.
+
+    ``lifeline`` is a descriptor that shows the end of the process which a launcher started for this nanny alone.
+    """
+    os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process only, not for programs that the user starts
+    try:
+        folder = HostFolder()
+    except LaunchError as error:
+        write_trouble(str(error))
+        raise SystemExit(1) from error
+    from ..startup.app import run_rank  # noqa: PLC0415  (imported before the fork)
+
+    wire = Wire()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        # Linux divides CPU time between sessions first (sched_autogroup). Ranks in mpiexec's session would often share
+        # one core: a training loop took 20 % longer on two cores.
+        os.setsid()
+        wire.become_rank()
+        folder.forget()
+        if lifeline is not None:
+            os.close(lifeline)
+        run_rank(wire)
+        return
+    wire.become_nanny()
+
+    def connect() -> Connection:
+        connection = Connection.wait(os.environ[CONNECTION_FILE])
+        connection.check_ports()
+        return connection
+
+    try:
+        Nanny(pid, wire, connect, folder.leave, lifeline).run()
+    except ConnectionError as error:
+        write_trouble(str(error))
+    finally:
+        folder.leave()
+    sys.stdout.flush()

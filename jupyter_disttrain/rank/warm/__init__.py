@@ -1,0 +1,1 @@
+"""Fork ranks from one process per node that has imported torch."""

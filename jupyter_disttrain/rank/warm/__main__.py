@@ -1,0 +1,31 @@
+"""Start a warm process: ``python -m jupyter_disttrain.rank.warm ADDRESS``, which the first start on a node runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .process import WarmProcess
+
+
+def main() -> None:
+    """Import what ranks need and serve until nothing needs this process any more."""
+    try:
+        process = WarmProcess(sys.argv[1])
+    except OSError:
+        return  # another process has the address
+    # Only now: processes that wait for the address to be in use must not wait for imports.
+    from ..nanny.begin import become_nanny, import_before_fork  # noqa: PLC0415
+
+    import_before_fork()
+    process.load()
+    # Until here its messages have gone to the process that started it, whose launcher waits for the end of its output.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    process.serve(become_nanny)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.hold``, until stdin is closed.
+
+A notebook runs it before its ranks start. Its environment is that of the ranks, as far as it selects the warm process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .start import connect
+
+
+def main() -> None:
+    """Connect to the warm process, which ends only without connections."""
+    with connect(os.environ):
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

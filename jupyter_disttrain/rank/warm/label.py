@@ -1,0 +1,124 @@
+"""Decide which starts share a warm process: those whose new Python would import the same code in the same way.
+
+Covers: the label of a start, the environment that a warm process imports its modules in.
+Does not cover: what is set after the fork, for each process (``forked``).
+
+What a library reads when it is imported, what can't be changed after a fork (limits, capabilities, namespaces, cgroup)
+and the installed code are part of the label. Starts with different labels have different warm processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.environment import PREFIX, PRELOAD, WITHOUT_TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+PACKAGE = Path(__file__).parents[2]
+# Variables that Python, the C library, torch, numpy and their threads read when they are loaded.
+_READ_AT_IMPORT = (
+    *("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
+    *("NPY_", "TORCH", "PYTORCH_", "ATEN_", "CUDA_", "HIP_", "TRITON_"),
+)
+_NAMES_READ_AT_IMPORT = ("HOME", "LANG", "LANGUAGE", "TZ", PRELOAD, WITHOUT_TORCH)
+# Of these, the variables that differ between ranks or jobs, and are read later: CUDA's when it is initialized.
+_READ_LATER = ("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_")
+# Variables of one rank, cluster, job or terminal. All others count where the user has modules preloaded.
+_OF_PROCESS = (
+    *(PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "JPY_", "SSH_", "TORCHELASTIC_", "XDG_SESSION"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "CUDA_VISIBLE_DEVICES"),
+    *("PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES", "HYDRA_", "MPI_LOCAL", "GLOO_SOCKET_IFNAME"),
+)
+_KEPT = (PRELOAD, WITHOUT_TORCH)  # of this package's own variables
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+_RIGHTS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:")  # of /proc/self/status
+_LOGIN = re.compile(r"/session-[^/\n]*\.scope")  # each login has a cgroup of its own, with the limits of its user
+
+
+def label_of(environment: Mapping[str, str]) -> str:
+    """Return the label of a start from this process with these environment variables."""
+    parts = [
+        [sys.executable, sys.version],
+        sorted(_at_import(environment)),
+        sorted(_changes(environment)),
+        [[number, resource.getrlimit(number)[1]] for number in _limits()],
+        [os.getpriority(os.PRIO_PROCESS, 0), *_of_system()],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the warm process: that of no rank, cluster or MPI job."""
+    own = (PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_")
+    return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(own)}
+
+
+def preloaded(environment: Mapping[str, str]) -> list[str]:
+    """Return the modules that the user has preloaded, as named by ``%config DistributedMagics.preload``."""
+    return [name for name in environment.get(PRELOAD, "").split(",") if name]
+
+
+def _at_import(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    has_modules = bool(preloaded(environment))
+    for name, value in environment.items():
+        is_read = name in _NAMES_READ_AT_IMPORT or name.startswith(_READ_AT_IMPORT)
+        is_any = has_modules and not name.startswith(_OF_PROCESS)
+        if (is_read or is_any) and not name.startswith(_READ_LATER):
+            yield name, _without_own(value) if name == "LD_LIBRARY_PATH" else value
+
+
+def _without_own(path: str) -> str:
+    """Return LD_LIBRARY_PATH without what this Python's environment contains: mpiexec adds its own folder."""
+    return ":".join(dict.fromkeys(each for each in path.split(":") if each and not each.startswith(sys.prefix)))
+
+
+def _changes(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield when installed packages, this package and the user's preloaded modules last changed."""
+    folders = [Path(each) for each in sys.path if each.endswith("-packages")]
+    for folder in folders:  # pip changes it with each package
+        yield str(folder), folder.stat().st_mtime_ns if folder.is_dir() else 0
+    if not _is_in(PACKAGE, folders):
+        yield str(PACKAGE), _newest(PACKAGE.rglob("*.py"))
+    for name in preloaded(environment):
+        spec = importlib.util.find_spec(name.partition(".")[0])  # this imports nothing
+        if spec is not None and spec.origin is not None and not _is_in(Path(spec.origin), folders):
+            places = [Path(each) for each in spec.submodule_search_locations or ()]
+            files = [Path(spec.origin), *(file for place in places for file in place.rglob("*.py"))]
+            yield name, _newest(file for file in files if file.exists())
+
+
+def _is_in(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _newest(files: Iterable[Path]) -> int:
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
+def _limits() -> list[int]:
+    return sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+
+
+def _of_system() -> Iterator[str]:
+    """Yield what a process can't change, or keeps when it is forked."""
+    for name in _NAMESPACES:
+        path = Path("/proc/self/ns", name)
+        if path.exists():  # the kernel may be built without one of them
+            yield str(path.readlink())
+    for name in ("cgroup", "oom_score_adj"):
+        path = Path("/proc/self", name)
+        if path.exists():
+            yield _LOGIN.sub("", path.read_text())
+    status = Path("/proc/self/status")
+    if status.exists():
+        yield from (line for line in status.read_text().splitlines() if line.startswith(_RIGHTS))

@@ -1,0 +1,193 @@
+"""Run the warm process: import what ranks need, then fork nannies from it on request.
+
+Covers: the imports, why it can't serve, forking, reporting the ends of its children, its own end.
+Does not cover: which starts it serves (``label``), the state of a forked process (``forked``).
+
+It has no CUDA context, no MPI, no ZeroMQ context and no threads but those of the BLAS library, which handles forks.
+What it has imported is hidden from Python's garbage collector, so the forks share that memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ...process_table import start_time
+from ...protocol.environment import WITHOUT_TORCH
+from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
+from ..nanny.process_tree import adopt_orphans
+from . import channel
+from .forked import become
+from .label import preloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Imported by ranks at their start, or soon after it; the package's own modules import most of what they need.
+_FOR_RANKS = (
+    *("IPython.core.completerlib", "IPython.core.logger", "IPython.core.magics", "IPython.core.oinspect"),
+    *("IPython.core.ultratb", "encodings.idna", "numpy", "psutil", "tornado.platform.asyncio"),
+)
+_WITH_TORCH = (
+    *("torch", "torch.distributed", "torch.distributed.distributed_c10d", "torch.nn.parallel.distributed"),
+    *("torch.utils._device", "jupyter_disttrain.rank.process_group.group"),
+)
+
+
+class WarmProcess:
+    """Serves the starts of one label."""
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"\0{address}")  # fails if another process has it
+        self._listener.listen(socket.SOMAXCONN)
+        self._starts: dict[int, socket.socket] = {}  # connections, by descriptor
+        self._children: dict[int, socket.socket] = {}  # the connection of the start that each nanny belongs to
+        self._reason = ""  # why it can't fork; empty if it can
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._poll = select.poll()
+
+    def load(self) -> None:
+        """Import everything; record why forks of this process would not work, if so."""
+        own = [] if os.environ.get(WITHOUT_TORCH) else [*_WITH_TORCH]
+        for name in (*_FOR_RANKS, *own):
+            with suppress(ImportError):  # the rank itself reports what is missing, and the remedy
+                importlib.import_module(name)
+        threads = _threads()  # those of OpenBLAS end before a fork, and start again after it
+        for name in preloaded(os.environ):
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001  (any module of the user's)
+                self._reason = f"{name} can't be preloaded: {type(error).__name__}: {error}"
+                traceback.print_exc()
+                return
+            if _threads() > threads or threading.active_count() > 1:
+                self._reason = f"{name} can't be preloaded: it starts a thread when it is imported"
+                return
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            self._reason = "a preloaded module has initialized CUDA, which can't be used after a fork"
+        gc.collect()
+        gc.freeze()
+
+    def serve(self, run: Callable[[int | None], None]) -> None:
+        """Fork on request until nothing needs this process any more.
+
+        Each fork calls ``run``, with a descriptor that shows the end of the process it was forked for, or None.
+        """
+        self._run = run
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        adopt_orphans()  # else the ranks of killed nannies become children of process 1, which may never reap them
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write.fileno())
+        self._poll.register(self._listener, select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
+        idle_at = time.monotonic()
+        while True:
+            ready = [descriptor for descriptor, _ in self._poll.poll(1000 * WARM_IDLE_SECONDS)]
+            for descriptor in ready:
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor == self._wake_read.fileno():
+                    self._wake_read.recv(4096)
+                else:
+                    self._serve_start(self._starts[descriptor])
+            self._reap()
+            if self._starts or self._children:
+                idle_at = time.monotonic()
+            elif time.monotonic() - idle_at >= WARM_IDLE_SECONDS and not ready:
+                return
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        if not channel.belongs_to_us(sock):
+            sock.close()
+            return
+        sock.settimeout(WARM_REQUEST_SECONDS)  # a start that is stopped in the middle must not block the others
+        self._starts[sock.fileno()] = sock
+        self._poll.register(sock, select.POLLIN)
+
+    def _serve_start(self, sock: socket.socket) -> None:
+        request, descriptors = channel.receive(sock)
+        if request is None:
+            self._forget(sock)
+            return
+        own = {each.fileno() for each in self._sockets()}
+        taken = set(request["numbers"][3:]) & _descriptors() - own - set(descriptors)
+        reason = self._reason or ("its file descriptors are in use in the warm process" if taken else "")
+        if reason:
+            channel.close_all(descriptors)
+            self._reply(sock, {"reason": reason})
+            return
+        nannies = {}
+        for _ in range(request["count"]):
+            pid = os.fork()
+            if pid == 0:
+                self._become(request, descriptors)
+            self._children[pid] = sock
+            nannies[pid] = start_time(pid)
+        channel.close_all(descriptors)
+        self._reply(sock, {"nannies": nannies})
+
+    def _become(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        """Run the forked process; never returns."""
+        code = os.EX_SOFTWARE
+        try:
+            for sock in self._sockets():
+                sock.close()
+            self._run(become(request, descriptors))
+            code = 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            if isinstance(error.code, str):
+                print(error.code, file=sys.stderr)  # noqa: T201  (as Python itself does)
+        except BaseException:  # noqa: BLE001  (nothing may get back into the warm process's loop)
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _sockets(self) -> list[socket.socket]:
+        return [self._listener, self._wake_read, self._wake_write, *self._starts.values()]
+
+    def _reap(self) -> None:
+        """Report the ends of nannies to the starts that they belong to; reap the ranks of killed nannies."""
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self._children:  # else an orphan
+                self._reply(self._children.pop(pid), {"ended": pid, "status": status})
+
+    def _reply(self, sock: socket.socket, message: dict[str, Any]) -> None:
+        if sock.fileno() == -1:
+            return  # it has ended
+        try:
+            channel.send(sock, message)
+        except OSError:  # it was killed
+            self._forget(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        self._poll.unregister(sock)
+        del self._starts[sock.fileno()]
+        sock.close()
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def _descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
