@@ -91,7 +91,10 @@ def _parent_in_cluster(process: psutil.Process) -> int | None:
 
 @pytest.mark.parametrize("three", LAUNCHERS, indirect=True)
 def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> None:
-    """Its nanny reports it repeatedly; counting each report would exhaust the attempts."""
+    """Its nanny reports it repeatedly; counting each report would exhaust the attempts.
+
+    It may be complete when it is killed, so it is killed once: three deaths in a row are the limit.
+    """
     known = set(rank_processes(three))
     assert len(known) >= 3
 
@@ -103,8 +106,7 @@ def test_new_process_that_dies_while_starting_counts_once(three: Cluster) -> Non
         return bool(newcomers)
 
     psutil.Process(three.table[1].info.pid).kill()
-    for _ in range(2):
-        assert wait_until(kill_new_processes)
+    assert wait_until(kill_new_processes)
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 

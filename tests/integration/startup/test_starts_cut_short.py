@@ -124,8 +124,8 @@ def test_controller_killed_while_starting_is_reported_with_its_signal() -> None:
 def test_comm_reports_two_nannies_killed_at_once() -> None:
     with Cluster(n=3, launcher="mpi", name="nannies", grace_s=0.5) as cluster:
         pids = {entry.info.rank: entry.info.pid for entry in cluster.table}
-        run = cluster.run("kept = rank; __import__('time').sleep(1000)", block=False)
-        assert wait_until(lambda: all(entry.state == "running" for entry in cluster.table))
+        run = cluster.run("kept = rank; print(kept)\n__import__('time').sleep(1000)", block=False)
+        assert wait_until(lambda: run.stdout == {rank: f"{rank}\n" for rank in range(3)})
         for entry in cluster.table[1:]:
             os.kill(entry.nanny_pid, signal.SIGKILL)
         cluster.interrupt([0])
