@@ -1,6 +1,7 @@
 """Look up processes by their ID and start time: the system may give the ID of an ended process to another one.
 
-Covers: whether a process runs, when it started, waiting for the end of one that is no child.
+Covers: whether a process runs, when it started, waiting for the end of one that is no child; ending as
+another has ended.
 Does not cover: what a process has started (``rank.nanny.process_tree``, ``rank_sessions``).
 """
 
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import sys
 import time
+from typing import NoReturn
 
 from .protocol.time_limits import OWNER_SECONDS
 
@@ -48,3 +52,13 @@ def wait_for_end(pid: int) -> None:
     else:
         select.select([process], [], [])
         os.close(process)
+
+
+def end_as(status: int) -> NoReturn:
+    """End this process as another has ended; ``status`` is as from ``os.waitpid``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    sys.exit(os.waitstatus_to_exitcode(status))

@@ -70,7 +70,8 @@ def end_abandoned(local: Path) -> None:
             lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end(list(_members(path.name)))
+                number, started, _ = path.name.split("-", 2)
+                end(list(members(int(number), started)))
                 path.unlink(missing_ok=True)
             finally:
                 os.close(lock)
@@ -109,16 +110,23 @@ def kill(processes: Iterable[psutil.Process], but: tuple[str, ...] = CLEANERS) -
             continue  # it has just exited, or is another user's, e.g. run by sudo
 
 
-def _members(name: str) -> Iterator[psutil.Process]:
+def members(leader: int, started: str) -> Iterator[psutil.Process]:
     """Yield the processes of a session; none if its number means another process by now."""
-    number, started, _ = name.split("-", 2)
-    leader = int(number)
     if start_time(leader) not in (started, ""):
         return
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):  # it has just exited
             if os.getsid(pid) == leader:
                 yield psutil.Process(pid)
+
+
+def family(leader: int, started: str) -> list[psutil.Process]:
+    """Return the processes of a session, and what they have started in sessions of its own."""
+    found = {each.pid: each for each in members(leader, started)}
+    for each in list(found.values()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {child.pid: child for child in each.children(recursive=True)}
+    return list(found.values())
 
 
 def _is_zombie(process: psutil.Process) -> bool:

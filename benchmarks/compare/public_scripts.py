@@ -40,7 +40,7 @@ RESULTS = environment.RESULTS / "public_scripts.md"
 RANKS = 2
 LIMIT_S = 300.0
 PACKAGES = ("torch", "accelerate", "transformers", "lightning", "horovod", "mpi4py")
-MODES = {"in the ranks": "here", "in the ranks again": "here", "--fresh": "fresh"}
+MODES = {"%dist_run": "fresh", "%dist_run again": "fresh"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,13 +267,13 @@ dist.destroy_process_group()
 
 @_check
 def script(bench: Bench) -> str:
-    """Run a script written for torchrun twice, in fresh processes."""
+    """Run a script written for torchrun twice."""
     cluster = bench.cluster
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
         path.write_text(SCRIPT.format(gpu=bench.has_gpu))
         for _ in range(2):
-            output = cluster.scripts.run(path, how="fresh", timeout_s=120).stdout
+            output = cluster.scripts.run(path, timeout_s=120).stdout
             expected = f"sum {float(cluster.world_size)} None"
             require(all(expected in each for each in output.values()), f"printed: {output}")
     bench.check_whole()

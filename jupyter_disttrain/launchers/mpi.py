@@ -20,7 +20,8 @@ from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
 from ..commands import run_command
-from ..errors import LaunchError
+from ..config.hosts import split_command
+from ..errors import LaunchError, UsageError
 from ..protocol.connection_file import FIRST_THAT_ENDS, can_end_calls
 from ..protocol.environment import MPI_HEALS
 from ..protocol.shared_memory import ROOT
@@ -30,7 +31,10 @@ from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..config.cluster import ClusterConfig
+    from .placement import Placement
 
 _LAYERS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
 LEAST_SHARED_BYTES = 1 << 20  # of shared memory: with less, Open MPI's ranks on one machine don't start
@@ -129,7 +133,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
         mpiexec = find_mpiexec()
         self.mpi_cmd = [mpiexec]
         output = version_output(mpiexec)
-        self._is_open_mpi = any(name in output.lower() for name in ("open mpi", "openrte", "prte"))
+        self.is_open_mpi = _is_open_mpi(output)
         # Open MPI can be repaired after a death, unless the user chose its layers.
         self.heals = can_end_calls(output) and not any(name in os.environ for name in _LAYERS)
 
@@ -140,12 +144,16 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
 
     def start(self, n: int) -> Any:
         """Start ``n`` ranks."""
-        if self._is_open_mpi:
+        if self.is_open_mpi:
             # --continuous: the job outlives the death of a rank. ppr: ranks in order, and more than cores are allowed.
-            placement = self._over_hosts() if self.hosts else ["--map-by", f"ppr:{n}:node:oversubscribe"]
+            placement = self.placement(n)
             heals = ["--with-ft", "ulfm"] if self.heals else []
             self.mpi_args = ["--continuous", *heals, *placement, "--bind-to", "none"]
         return super().start(n)
+
+    def placement(self, n: int) -> list[str]:
+        """Return Open MPI's options for the places of ``n`` ranks."""
+        return self._over_hosts() if self.hosts else ["--map-by", f"ppr:{n}:node:oversubscribe"]
 
     def _over_hosts(self) -> list[str]:
         """Return the options for ranks on hosts: as many on each as it has slots, in the order of the hosts."""
@@ -159,7 +167,7 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
     def get_env(self) -> dict[str, str]:
         """Add the variables with which Open MPI starts without delay, and as root, unless the user has set them."""
         environment = {name: value for name, value in self.environment.items() if name not in EARLY or not self.hosts}
-        if self._is_open_mpi:
+        if self.is_open_mpi:
             defaults = {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -178,3 +186,49 @@ class MPIRanks(OneProcess, MPIEngineSetLauncher):
                     defaults[f"{name}_include"] = self.network or "lo"
             environment |= {name: value for name, value in defaults.items() if name not in os.environ}
         return environment
+
+
+def mpi_obstacle(config: ClusterConfig) -> str:
+    """Return why a script's own MPI job can't be started beside a cluster's ranks; empty if it can."""
+    if config.job or config.launcher == "slurm":
+        where = f"a running job of {config.job}" if config.job else "a Slurm job"
+        return f"a script that uses MPI can't be started within {where}; run it by a job of its own"
+    try:
+        mpiexec = find_mpiexec()
+        output = version_output(mpiexec)
+    except LaunchError as error:
+        return f"a script that uses MPI needs mpiexec: {str(error).partition(', or start without MPI')[0]}"
+    # Another MPI identifies its processes by descriptors that only mpiexec's own child has.
+    if not (can_end_calls(output) if config.hosts else _is_open_mpi(output)):
+        least = f"Open MPI {FIRST_THAT_ENDS}" if config.hosts else "Open MPI"
+        return f"a script that uses MPI needs {least}, and {mpiexec} is another MPI; put Open MPI first on PATH"
+    return ""
+
+
+def _is_open_mpi(output: str) -> bool:
+    return any(name in output.lower() for name in ("open mpi", "openrte", "prte"))
+
+
+def program_job(
+    config: ClusterConfig, placement: Placement, local: Path, ranks: Sequence[int], program: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of an MPI job with a process beside each of these ranks of a cluster.
+
+    ``local`` is the cluster's folder, which is removed with it.
+
+    Raises
+    ------
+    UsageError
+        If no MPI job can be started there: see :func:`mpi_obstacle`.
+    """
+    obstacle = mpi_obstacle(config)
+    if obstacle:
+        raise UsageError(obstacle)
+    names = [placement.host_of(rank) for rank in ranks]
+    hosts = [(name, names.count(name)) for name in dict.fromkeys(names) if name]
+    ssh = split_command(config.ssh) if hosts else []
+    environment = dict(os.environ) | {"PYTHONSAFEPATH": "1", "PRTE_MCA_prte_local_tmpdir_base": str(local)}
+    mpi = MPIRanks(hosts=hosts, ssh=ssh, network=placement.network, environment=environment)
+    options = [*mpi.placement(len(ranks)), "--bind-to", "none"]
+    variables = {name: value for name, value in mpi.get_env().items() if name not in (MPI_HEALS, *EARLY) or not hosts}
+    return [*mpi.mpi_cmd, "-n", str(len(ranks)), *options, *program], environment | variables

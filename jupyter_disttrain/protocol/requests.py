@@ -165,9 +165,18 @@ class WriteFiles(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenPort(RankRequest):
-    """Reply the rendezvous of the processes of one ``%dist_run``: ``port`` and ``horovod`` (rank 0), and ``place``."""
+    """Reply the rendezvous of the programs of one ``%dist_run``: ``port`` (rank 0), ``place``, ``socket`` for MPI."""
 
     served: bool  # a store is opened there
+    mpi: bool = False  # mpiexec will start a process for each rank: see ``features.scripts.mpi_connection``
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndProgram(RankControlRequest):
+    """End the program of a run, because mpiexec has ended."""
+
+    run_id: str
+    because: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +219,7 @@ class Release(RankControlRequest):
     generation: int
     forced: bool  # without checking whether the rank waits
     mpi: str  # whether ranks wait in MPI: "", "one" or "many" (for several requests at once)
+    cells: list[int]  # numbers of those whose programs are ended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,6 +212,10 @@ PIPELINE_POLL_SECONDS = 0.1  # between two checks whether to stop
 STAGING_END_SECONDS = 5.0  # for the threads to end after they were asked to
 LEFT_SECONDS = 24 * 3600.0  # before an unfinished, unchanged version of another session's checkpoint is abandoned
 HOROVOD_START_SECONDS = 30.0  # for all ranks to start Horovod, which a new process imports first
+PROGRAM_WHERE_SECONDS = 1.0  # for a program to reply what it is doing; one that holds the GIL never does
+PROGRAMS_POLL_SECONDS = 0.02  # between two checks of a program that the rank has started itself, or of its MPI job
+MPI_JOB_SECONDS = 0.5  # between two checks whether a script's MPI job, or its cell, has ended
+MPI_CONNECT_SECONDS = 20.0  # for a process of mpiexec to connect to its rank
 PROGRAMS_GRACE_SECONDS = 3.0  # for an interrupted program of %dist_run to end, and again after SIGTERM
 
 # jupyter disttrain doctor and gpu-check

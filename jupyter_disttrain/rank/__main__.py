@@ -20,9 +20,10 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
+from ..process_table import end_as
 from ..protocol.environment import COLD_REASON, LOCAL_DIR, NO_WARM
 from ..protocol.shared_memory import NANNIES
 from ..protocol.time_limits import HOST_PARENT_END_SECONDS
@@ -60,11 +61,11 @@ def _start_nannies(count: int) -> Nannies:
         except LaunchError as error:
             os.environ[COLD_REASON] = str(error)
     from .nannies import OwnNannies  # noqa: PLC0415
-    from .nanny.begin import become_nanny, import_before_fork  # noqa: PLC0415
+    from .nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
 
     import_before_fork()
     gc.freeze()
-    return OwnNannies(count, become_nanny)
+    return OwnNannies(count, run_nanny)
 
 
 def _stay_with(nannies: Nannies) -> None:
@@ -93,7 +94,7 @@ def _stay_with(nannies: Nannies) -> None:
             _report_killed(pid, os.WTERMSIG(status))
     remove_unheld(Path(os.environ[LOCAL_DIR]), NANNIES)  # if they were killed; only on a host other than the notebook's
     if is_single:
-        _end_as(status)
+        end_as(status)  # for the launcher
 
 
 def _report_killed(nanny: int, number: int) -> None:
@@ -104,16 +105,6 @@ def _report_killed(nanny: int, number: int) -> None:
     with suppress(OSError):  # the cluster has ended, and its folder with it
         host = socket.gethostname()
         write_trouble(f"a rank's parent process (process {nanny}) on {host} was killed by {signal_text(number)}")
-
-
-def _end_as(status: int) -> NoReturn:
-    """End this process as another has ended, for the launcher; ``status`` is as from ``os.waitpid``."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    sys.exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

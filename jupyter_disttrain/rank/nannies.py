@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 class Nannies(Protocol):
@@ -36,9 +36,9 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 class OwnNannies:
-    """Nannies that this process forks; ``run`` is as in :class:`rank.warm.process.WarmProcess`."""
+    """Nannies that this process forks; each calls ``run``, as in :meth:`rank.warm.process.WarmProcess.serve`."""
 
-    def __init__(self, count: int, run: Callable[[int | None], None]) -> None:
+    def __init__(self, count: int, run: Callable[[Mapping[str, int]], None]) -> None:
         self.pids: list[int] = []  # of those that have not ended
         lifeline = os.pipe() if count == 1 else None
         for _ in range(count):
@@ -46,7 +46,7 @@ class OwnNannies:
             if pid == 0:
                 if lifeline:
                     os.close(lifeline[1])
-                run(lifeline and lifeline[0])
+                run({"lifeline": lifeline[0]} if lifeline else {})
                 os._exit(0)
             self.pids.append(pid)
         if lifeline:

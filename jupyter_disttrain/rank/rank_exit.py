@@ -1,7 +1,7 @@
 """Run at a rank's end what Python runs at a program's end, within a time limit.
 
 Covers: non-daemon threads, ``atexit`` functions, files that are still open.
-Does not cover: MPI and the process itself (``app``), the end of a script (``features.scripts.teardown``).
+Does not cover: MPI and the process itself (``app``).
 
 Python's own finalization can't run: MPI, process groups and sockets would wait there for ranks that have ended. Nothing
 here waits for another rank, unless the user's code does, and then the time limit ends the process.

@@ -55,7 +55,7 @@ def test_extension_is_built_by_one_rank_and_again_after_a_killed_build(
         assert not lock.exists()
         built = (lock.parent / ".ninja_log").read_text().splitlines()[1:]
         outputs = [line.split("\t")[3] for line in built]
-        assert len(outputs) == len(set(outputs)) > 0
+        assert len(outputs) == len(set(outputs)) > 0, built
 
 
 def test_script_imports_it_afresh_and_the_session_keeps_its_own(folder: Path) -> None:

@@ -220,12 +220,11 @@ def _trains_on(cluster: Cluster, pids: dict[int, int]) -> None:
     assert weights[0] == weights[1] == weights[2]
 
 
-@pytest.mark.parametrize("how", ["here", "fresh"])
-def test_scripts_run_repeatedly(three: Cluster, folder: Path, how: str) -> None:
+def test_scripts_run_repeatedly(three: Cluster, folder: Path) -> None:
     three.run("hvd.shutdown()")
     script = write(folder, "train.py", SCRIPT)
     for _ in range(2):
-        assert lines_of(three.scripts.run(script, how=how)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
+        assert lines_of(three.scripts.run(script)) == {rank: [f"{rank}/3, {rank}: 3.0"] for rank in range(3)}
         assert three.run("hvd.is_initialized()").results == dict.fromkeys(range(3), False)
 
 
@@ -245,7 +244,7 @@ def test_ranks_of_the_local_launcher_get_advice(folder: Path) -> None:
             ):
                 local.run(code)
         script = write(folder, "train.py", SCRIPT)
-        assert lines_of(local.scripts.run(script, how="fresh")) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
+        assert lines_of(local.scripts.run(script)) == {0: ["0/2, 0: 2.0"], 1: ["1/2, 1: 2.0"]}
 
 
 @pytest.mark.parametrize("launch", ["mpi", "horovodrun"])

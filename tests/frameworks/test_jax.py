@@ -34,7 +34,7 @@ def test_it_finds_all_ranks(launcher: str, folder: Path) -> None:
         assert cluster.run(START).results == {0: (0, 2), 1: (1, 2)}
         assert cluster.run(GATHER).results == {0: [0.0, 1.0], 1: [0.0, 1.0]}
         for _ in range(2):
-            run = cluster.scripts.run(script, how="fresh")
+            run = cluster.scripts.run(script)
             assert {rank: text.split() for rank, text in run.stderr.items()} == {0: ["0.0", "1.0"], 1: ["0.0", "1.0"]}
         with pytest.raises(
             RankFailure, match=r"JAX starts only once per process: continue with the running one, use %dist_run"

@@ -87,7 +87,8 @@ def test_ranks_are_shown_with_their_own_command_and_environment(cluster: Cluster
 def test_random_numbers_and_keys_differ_between_ranks(cluster: Cluster) -> None:
     run = cluster.run(
         "import random, numpy, multiprocessing\n"
-        "random.random(), numpy.random.random(), bytes(multiprocessing.current_process().authkey)"
+        "random.random(), numpy.random.random(), float(torch.rand(1)), torch.initial_seed(), "
+        "bytes(multiprocessing.current_process().authkey)"
     )
     of_0, of_1 = run.results.values()
     assert all(first != second for first, second in zip(of_0, of_1, strict=True))
@@ -196,7 +197,7 @@ from jupyter_disttrain.rank.warm import start
 from jupyter_disttrain.rank.warm.process import WarmProcess
 
 
-def tell(lifeline):
+def tell(named):
     state = {
         "folder": os.getcwd(), "umask": os.umask(0), "limit": resource.getrlimit(resource.RLIMIT_CORE),
         "affinity": sorted(os.sched_getaffinity(0)), "variables": dict(os.environ),
@@ -204,7 +205,7 @@ def tell(lifeline):
         "ignored": [int(each) for each in signal.valid_signals() if signal.getsignal(each) == signal.SIG_IGN],
         "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "session": os.getsid(0) == os.getpid(), "open": sorted(map(int, os.listdir("/proc/self/fd"))),
-        "lifeline": lifeline,
+        "lifeline": named["lifeline"],
     }
     os.write(9, json.dumps(state).encode())
     sys.exit(7)
@@ -215,7 +216,7 @@ process = WarmProcess(address)
 if os.fork() == 0:
     os.chdir("/")
     os.close(int(sys.argv[2]))
-    process.serve(tell)
+    process.serve({start.NANNY: tell})
     os._exit(0)
 start.channel.address_of = lambda label: "\\0" + address
 os.chdir(sys.argv[1])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INCIDENTAL = re.compile(
     r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
 )
-PROGRAM_EXIT = "ProgramExit"  # raised for a program in a child process: see features.scripts.subprocess_run
+PROGRAM_EXIT = "ProgramExit"  # raised for the exit of a program: see features.scripts.programs
 RANK_DIED = "RankDied"
 _WITH_OWN_TRACEBACK = {PROGRAM_EXIT, RANK_DIED}  # their last lines are all that is known of them
 _NUMBER = re.compile(r"\d+")
@@ -41,7 +41,7 @@ COMPARED_WORDS = 500  # longest middle part to compare in detail, in tokens
 LINES = 12  # of stderr or a crash report
 _NO_NEWS = "Extension modules:"  # start of a line that lists all loaded extension modules
 _GLOO_MISMATCH = "Received data size doesn't match expected size"
-_RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/in_process.py"  # file of the frame that calls a script
+_RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/program.py"  # file of the frame that calls a script
 _WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
@@ -50,6 +50,9 @@ _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')
 def failure_of(reply: Replied, host: str) -> CellFailure:
     """Return the failure that a rank has replied with."""
     content = reply.content
+    if content.get("crash"):
+        traceback, file, line = _death_lines("", content["crash"])
+        content = content | {"traceback": traceback, "file": file, "line": line}
     return CellFailure(
         ranks=(reply.rank,),
         hosts=(host,),

@@ -158,7 +158,13 @@ def _doing(report: HangReport) -> str:
         return f"waits in {_name(report.collective)}{_at(reply)}"
     if reply["call"] is not None:
         return f"waits in {reply['call']}{_at(reply)}"
-    return f"waits for {report.program}" if report.program else f"in Python code{_at(reply)}"
+    return _in_code(report, reply)
+
+
+def _in_code(report: HangReport, reply: Mapping[str, Any]) -> str:
+    if reply.get("outside"):
+        return f"{report.program} holds the GIL{_at_outside(reply['outside'])}"
+    return f"in Python code{_at(reply)}" if reply["stack"] or not report.program else f"waits for {report.program}"
 
 
 def _done(rank: int, ended: Mapping[int, str]) -> str:
@@ -176,6 +182,12 @@ def _from_outside(report: HangReport) -> str:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
         return f", in code that holds the GIL, at line {own[0][0]}{inner}"
     return f", last seen{_at(report.reply)}" if report.reply is not None and report.reply["line"] else ""
+
+
+def _at_outside(stack: str) -> str:
+    """Return the innermost place of a program's stack as faulthandler writes it."""
+    frames = _FRAME.findall(stack)
+    return f" at {frames[0][0].rpartition('/')[2]}:{frames[0][1]}" if frames else ""
 
 
 def _at(reply: Mapping[str, Any]) -> str:

@@ -33,7 +33,9 @@ def after_failure(
     name, text = content.get("ename"), content.get("evalue", "")
     if name == "OutOfMemoryError" or _SHORTAGE_OF_GPU.search(text):
         return _held_on_gpus(vitals())
-    return _held(table) if name == "MemoryError" or _SHORTAGE.search(text) else ""
+    if name != "MemoryError" and not _SHORTAGE.search(text):
+        return ""
+    return _held(table, programs={rank: usage.program for rank, usage in vitals().items()})
 
 
 def after_death(death: RankDeath, table: Sequence[RankEntry]) -> str:
@@ -55,14 +57,20 @@ def _held_on_gpus(vitals: Mapping[int, RankVitals]) -> str:
     return f"GPU memory in use: {', '.join(parts)}" if parts else ""
 
 
-def _held(table: Sequence[RankEntry], peaks: Mapping[str, int] | None = None) -> str:
-    """Return a text with the memory of each rank of this host, or its peak by engine, and the host's free memory."""
+def _held(
+    table: Sequence[RankEntry], peaks: Mapping[str, int] | None = None, programs: Mapping[int, int] | None = None
+) -> str:
+    """Return a text with the memory of each rank of this host, or its peak by engine, and the host's free memory.
+
+    ``programs`` has the process IDs of the ranks' programs, which count as the ranks; 0 for none.
+    """
     host = socket.gethostname()
     parts = []
     for entry in table:
         if entry.info.host == host:
             peak = (peaks or {}).get(entry.engine)
-            size = f"{_size(peak)} at most" if peak else _size(_resident(entry.info.pid))
+            pids = {entry.info.pid, (programs or {}).get(entry.info.rank, 0)} - {0}
+            size = f"{_size(peak)} at most" if peak else _size(sum(map(_resident, pids)))
             parts.append(f"rank {entry.info.rank} {size}")
     memory = psutil.virtual_memory()
     return f"memory held: {', '.join(parts)}; {host} has {_size(memory.total)}, {_size(memory.available)} of it free"

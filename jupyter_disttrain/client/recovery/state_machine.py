@@ -65,6 +65,7 @@ class Action:
     do: Do
     rank: int = -1  # for KILL and REPLACE
     forced: bool = False  # for RELEASE: also abort calls that no inspection has seen
+    cells: tuple[int, ...] = ()  # for RELEASE: the numbers of the cells whose ranks wait in vain
 
 
 @dataclass(slots=True)
@@ -354,7 +355,8 @@ class Recovery:
             self._is_stuck_forming = False
             return [Action(Do.RELEASE)]
         can_wait = self.config.backend != "none" or self.config.has_mpi  # for each other, in a process group or in MPI
-        if not can_wait or not any(self._should_release(number, now) for number in self._cells):
+        due = tuple(number for number in self._cells if self._should_release(number, now))
+        if not can_wait or not due:
             return []
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
@@ -362,20 +364,21 @@ class Recovery:
             cell.released_at = now
         for member in self.members:
             member.waits_s = None  # waits seen from now on began after the release
-        return [Action(Do.RELEASE, forced=any(cell.forced for cell in self._cells.values()))]
+        return [Action(Do.RELEASE, forced=any(cell.forced for cell in self._cells.values()), cells=due)]
 
     def _should_release(self, number: int, now: float) -> bool:
         """Whether this cell's wait can't succeed; ranks of another cell may still join its collective."""
         cell = self._cells[number]
         first = cell.released_at is None
-        if self.phase in (Phase.BROKEN, Phase.LOST) and first:
-            return True  # a rank has left the group, so the collective can't complete
         pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
         pressed = pressed and now - cell.pressed_at < BLIND_SECONDS
         members = [member for member in self.members if member.cell == number]
         had_grace = cell.failed_at is not None and now - cell.failed_at >= self.config.grace_s
-        if pressed or (had_grace and any(member.in_program for member in members)):
-            return True  # a program may wait for one of the failed rank
+        if any(member.in_program for member in members):
+            # Programs have groups of their own, and may wait for that of a rank which failed. An interrupt ends them.
+            return pressed or had_grace
+        if pressed or (self.phase in (Phase.BROKEN, Phase.LOST) and first):
+            return True  # or a rank has left the group, so the collective can't complete
         waits = [member.waits_s for member in members if member.waits_s is not None]
         if not waits:
             return False

@@ -228,7 +228,7 @@ class Supervisor:
                     ranks = set(range(len(self._launch.table))) - self._state.dead  # which collectives did they call?
                 self.stacks.request(ranks)
         elif action.do is Do.RELEASE:
-            self.release(forced=action.forced)
+            self.release(forced=action.forced, cells=action.cells)
         elif self._launch.is_being_stopped:
             return
         elif action.do is Do.KILL:
@@ -257,15 +257,17 @@ class Supervisor:
                 by_cause.setdefault((entry.info.host, entry.failure), []).append(entry.info.rank)
         return "; ".join(f"{label_ranks(ranks)} on {host} died: {cause}" for (host, cause), ranks in by_cause.items())
 
-    def release(self, *, forced: bool = False) -> None:
+    def release(self, *, forced: bool = False, cells: tuple[int, ...] = ()) -> None:
         """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
+
+        ``cells`` are the numbers of those whose programs are ended, too.
 
         The request states for all ranks whether one waits in MPI ("one", or "many" if for several requests at once),
         because all take part in the release then.
         """
         with self._changed:
             mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)
-        request = Release(generation=self._launch.state.generation, forced=forced, mpi=mpi)
+        request = Release(generation=self._launch.state.generation, forced=forced, mpi=mpi, cells=list(cells))
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
                 future = self._launch.open_link.request(entry.engine, request)

@@ -32,7 +32,7 @@ class Prewarmed:
         gpus = choose_gpus(config)
         environment = import_environment(config, config.count or len(gpus) or 2, gpus, Placement())
         self._process = subprocess.Popen(  # noqa: S603
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=os.environ | environment, start_new_session=True,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MPI_OPS = "horovod.torch.mpi_ops"  # the module with the operations
 GROUP = "horovod"  # used as the name of a process group
 
 

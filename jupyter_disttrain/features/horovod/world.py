@@ -15,22 +15,20 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...protocol.time_limits import HOROVOD_START_SECONDS, MPI_WORLD_LIMIT_SECONDS
+from ...protocol.time_limits import HOROVOD_START_SECONDS
 from ...rank.libraries.import_hooks import on_import
 from ...rank.mpi.world import within
 from ...rank.process_group.errors import RendezvousError
 from ...rank.process_group.object_replacement import thaw
-from .calls import HorovodCalls
+from .calls import MPI_OPS, HorovodCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ...rank.mpi.world import MpiWorld
 
-TORCH = "horovod.torch.mpi_ops"
 ADDS_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"  # Horovod's variable that allows adding process sets after init
 JOIN_CUT_OFF = "hvd.join() was interrupted, after which Horovod 0.28 can't start in the same processes; run %dist_reset"
 # Names of Horovod that can be used before it is started.
@@ -61,7 +59,7 @@ class HorovodWorld:
     def enter(self) -> None:
         """Patch Horovod so that every ``hvd.init()`` uses the session's world."""
         on_import("horovod.common.basics", self._hook)
-        on_import(TORCH, self.calls.watch)
+        on_import(MPI_OPS, self.calls.watch)
 
     def _hook(self, module: Any) -> None:
         start, end = module.HorovodBasics.init, module.HorovodBasics.shutdown
@@ -168,21 +166,11 @@ class HorovodWorld:
         _renew_process_sets()
         renew_optimizers()
 
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Shut down the Horovod that a program has started when the program ends, as its process would have done."""
-        before = set(self._started)
-        try:
-            yield
-        finally:
-            for name in self._started.keys() - before:
-                within(MPI_WORLD_LIMIT_SECONDS, sys.modules[name].shutdown)
-
 
 def _module_of(basics: Any) -> str:
     """Return the name of the module that holds a binding's basics."""
     names = [name for name in sys.modules if name.startswith("horovod.") and name.endswith(".mpi_ops")]
-    return next((name for name in names if getattr(sys.modules[name], "_basics", None) is basics), TORCH)
+    return next((name for name in names if getattr(sys.modules[name], "_basics", None) is basics), MPI_OPS)
 
 
 def _process_sets() -> list[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from ...client.cells.variables import ask
 from ...errors import CodeError, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import CompareFiles, ListModules, WriteFiles
-from .imports import imported
+from ...source_imports import imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -3,7 +3,7 @@
 Covers: which modules were edited since their import, writing files from the notebook's machine, reloading in the order
 of imports.
 Does not cover: which files are sent (``features.reloading.client``), scripts, which import such modules again
-(``features.scripts.modules``).
+(``features.scripts.programs``).
 
 Reloading is IPython's own, as in its ``%autoreload``. Where that fails half-way, old and new code would stay mixed, and
 every later attempt would fail as well.
@@ -28,8 +28,8 @@ from unittest.mock import patch
 
 from ...rank.kernel.tracebacks import is_of_user
 from ...rank.process_group.object_replacement import thaw
-from ..scripts.modules import is_own
-from .imports import imported
+from ...source_imports import imported
+from .own_modules import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -17,8 +17,11 @@ from ...client.cells.history import CellEntry, Origin, is_whole, last_of_each
 from ...client.cells.variables import ask
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
+from ...launchers.mpi import mpi_obstacle
 from ...protocol.requests import OpenPort
 from ..export.export import export, frame_of, remarks_on
+from .mpi_job import MpiJob
+from .needs_mpi import needs_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from ...client.session import Session
     from ..export.export import Exported
 
-HOW = ("here", "fresh", "node")
+HOW = ("auto", "fresh", "mpi", "node", "session")
 
 
 class Scripts:
@@ -43,7 +46,7 @@ class Scripts:
         ranks: str | int | Iterable[int] = "all",
         *,
         is_module: bool = False,
-        how: str = "here",
+        how: str = "auto",
         **options: Any,
     ) -> CellRun:
         """Run a script on ranks, as torchrun would.
@@ -59,8 +62,10 @@ class Scripts:
         is_module
             ``target`` is a module's name, as with ``python -m``.
         how
-            ``"here"``: in the ranks' processes, where everything is imported already. ``"fresh"``: each rank starts a
-            process. ``"node"``: one rank of each node starts a process, which may start others.
+            ``"fresh"``: in a new process for each rank. ``"mpi"``: so, under an mpiexec of its own. ``"auto"``: as
+            ``"mpi"`` if its source imports mpi4py or Horovod and mpiexec can be used, else as ``"fresh"``.
+            ``"node"``: in one for each node, which may start others. ``"session"``: in the ranks' own processes, with
+            the variables of cells, as ``%run -i`` does.
         **options
             Options of :meth:`Cluster.run`.
 
@@ -69,27 +74,51 @@ class Scripts:
         RankFailure
             If the script failed on a rank, or exited with another code than 0.
         UsageError
-            If the ranks are not there, or still run an earlier cell.
+            If the ranks are not there, still run an earlier cell, or can't run MPI.
         """
         if how not in HOW:
             raise UsageError(f"a script can't run {how!r}; choose one of {', '.join(map(repr, HOW))}")
+        folder, target = _folder(), os.fspath(target)
+        if how == "auto":
+            uses_mpi = needs_mpi(target, folder, is_module=is_module)
+            how = "mpi" if uses_mpi and not mpi_obstacle(self._session.launch.config) else "fresh"
         nodes = 0
         if how == "node":
             ranks = self._first_of_each_node(ranks)
             nodes = len(ranks)
+        run_id = uuid.uuid4().hex[:8]
+        rendezvous, sockets = self._rendezvous(ranks, how)
         request: dict[str, Any] = {
-            "target": os.fspath(target),
+            "target": target,
             "arguments": [str(argument) for argument in arguments],
             "is_module": is_module,
-            "folder": _folder(),
+            "folder": folder,
             "how": how,
-            "run_id": uuid.uuid4().hex[:8],
+            "run_id": run_id,
             "nodes": nodes,
-            "rendezvous": self._rendezvous(ranks, how),
+            "rendezvous": rendezvous,
         }
         arguments = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
-        return self._session.run(f"get_ipython().scripts.run({arguments})", ranks, values=False, **options)
+        code = f"get_ipython().scripts.run({arguments})"
+        if not sockets:
+            return self._session.run(code, ranks, values=False, **options)
+        return self._run_with_mpi(code, sockets, folder, run_id, options)
+
+    def _run_with_mpi(
+        self, code: str, sockets: dict[int, str], folder: str, run_id: str, options: dict[str, Any]
+    ) -> CellRun:
+        """Run a script under an mpiexec of its own; ``sockets`` are the names of the ranks' sockets."""
+        launch, ranks = self._session.ready(list(sockets))
+        job = MpiJob(launch, ranks, list(sockets.values()), folder)
+        block = options.pop("block", True)
+        try:
+            run = self._session.run(code, ranks, values=False, block=False, **options)
+            job.follow(run, run_id)
+        except BaseException:
+            job.end()
+            raise
+        return run.wait() if block else run
 
     def export(self, path: str | os.PathLike[str], launch: str = "torchrun", *, every_run: bool = False) -> Exported:
         """Write the cells that ran on the ranks as one script, and a file that launches it.
@@ -132,17 +161,23 @@ class Scripts:
             first.setdefault(table[rank].info.node_rank, rank)
         return sorted(first.values())
 
-    def _rendezvous(self, ranks: str | int | Iterable[int], how: str) -> dict[str, Any]:
-        """Ask rank 0 to open a port for the rendezvous of one run, and each rank for an address of its own."""
-        if how == "here":
-            return {}
+    def _rendezvous(self, ranks: str | int | Iterable[int], how: str) -> tuple[dict[str, Any], dict[int, str]]:
+        """Have rank 0 open a port for the rendezvous of one run, and each rank what its program needs.
+
+        Returns what the ranks have to know of each other's, and for a run with MPI the name of each rank's socket.
+        """
+        if how == "session":
+            return {}, {}
         launch, wanted = self._session.ready(ranks)
-        on_all = len(wanted) == len(launch.table) and how == "fresh"
-        asked = wanted if on_all else self._session.ready(0)[1]
-        replies = ask(launch, asked, OpenPort(served=how == "fresh"))
-        contents = [replies[rank]["content"] for rank in asked]
-        rendezvous = {"port": contents[0]["port"], "horovod": contents[0]["horovod"]}
-        return rendezvous | {"places": [each["place"] for each in contents] if on_all else []}
+        on_all = len(wanted) == len(launch.table) and how != "node"
+        asked = wanted if on_all or how == "mpi" else self._session.ready(0)[1]
+        replies = ask(launch, asked, OpenPort(served=how != "node", mpi=how == "mpi"))
+        contents = {rank: replies[rank]["content"] for rank in asked}
+        if 0 not in contents:
+            contents[0] = ask(launch, self._session.ready(0)[1], OpenPort(served=True))[0]["content"]
+        places = [contents[rank]["place"] for rank in asked] if on_all else []
+        sockets = {rank: contents[rank]["socket"] for rank in wanted} if how == "mpi" else {}
+        return {"port": contents[0]["port"], "places": places}, sockets
 
 
 def _folder() -> str:

@@ -1,49 +1,51 @@
 """Run ``%dist_run`` on this rank.
 
-Covers: choosing how a script runs: in this process, in a separate one, once per node.
-Does not cover: running it (``in_process``, ``subprocess_run``), the client's side (``features.scripts.client``).
+Covers: choosing how a script runs: in a process of its own, once per node, in the rank's own process; its environment.
+Does not cover: running it (``programs``, ``in_session``), the client's side (``features.scripts.client``).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import framework_environment
+from ...protocol.environment import SAMPLE_SECONDS
 from ...rank.libraries.reserved_ports import ReservedPort
-from ..horovod.subprocess_env import HorovodRendezvous, has_gloo, horovod_environment
-from .in_process import fill_in, run_script
-from .subprocess_run import Programs, command_of, of_node, of_rank
+from .code import fill_in
+from .failure_report import how_shown
+from .in_session import run_in_session
+from .mpi_connection import MpiConnection
+from .programs import Programs, of_node, of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...config.cluster import Roles
     from ...protocol.ranks import RankInfo
+    from ...rank.nanny.ipc import RankEnd
     from ...rank.process_group.group import Group
-    from ..horovod.world import HorovodWorld
 
 
 class Scripts:
-    """Runs scripts; called by cells."""
+    """Runs scripts; called by cells. ``cell`` returns the kernel's record of the running cell."""
 
-    def __init__(self) -> None:
-        self.programs = Programs()
+    def __init__(self, rank_end: RankEnd, shell: Any, cell: Callable[[], dict[str, Any] | None]) -> None:
+        self.programs = Programs(rank_end)
+        self._shell, self._cell = shell, cell
         self._identity: dict[str, str] = {}
         self._info: RankInfo | None = None
         self._group: Group | None = None
-        self._horovod: HorovodWorld | None = None
         self._roles: Roles = ()
         self._place: ReservedPort | None = None  # held for the last program, which binds a port
         self._node_port: ReservedPort | None = None  # held for the last programs of nodes
-        self._horovod_rendezvous: HorovodRendezvous | None = None
+        self._mpi: MpiConnection | None = None  # for the next program, if it uses MPI
         self._stores: list[Any] = []  # the store of the last program
 
-    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None, horovod: HorovodWorld) -> None:
+    def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None) -> None:
         """Set this rank's identity."""
-        self._info, self._group, self._horovod = info, group, horovod
+        self._info, self._group = info, group
         self._identity = identity
 
     def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
@@ -64,12 +66,12 @@ class Scripts:
         self._place = ReservedPort(self.master)
         return self._place.name
 
-    def open_horovod(self) -> int:
-        """Return the rendezvous port of programs that use Horovod; 0 without Horovod or its Gloo."""
-        if self._horovod_rendezvous is not None:
-            self._horovod_rendezvous.end()
-        self._horovod_rendezvous = HorovodRendezvous(self.master) if has_gloo() else None
-        return 0 if self._horovod_rendezvous is None else self._horovod_rendezvous.port
+    def open_mpi(self) -> str:
+        """Return the name of the socket for the process that mpiexec will start for this rank."""
+        if self._mpi is not None:
+            self._mpi.close()
+        self._mpi = MpiConnection()
+        return self._mpi.name
 
     def open_port(self, *, served: bool) -> int:
         """Return a rendezvous port for programs; ``served``: at a store that this rank serves, as torchrun's agent."""
@@ -91,31 +93,33 @@ class Scripts:
         rendezvous: Mapping[str, Any],
         nodes: int,
     ) -> None:
-        """Run a script; see :func:`features.scripts.in_process.run_script`, and ``client.Scripts.run`` for ``how``.
+        """Run a script; see ``client.Scripts.run`` for ``how``.
 
         ``run_id`` is unique in the session. ``rendezvous`` has the ``"port"``; if all ranks run a program, also the
-        ``"places"`` of other frameworks' servers, and the port ``"horovod"``. ``nodes`` is how many run a program.
+        ``"places"`` of other frameworks' servers. ``nodes`` is how many run a program.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
-        if how == "here":
+        if how == "session":
             filled_in = fill_in(arguments, identity)
-            self._run_here(target, filled_in, is_module=is_module, folder=folder, environment=identity)
+            run_in_session(target, filled_in, self._shell.user_ns, is_module=is_module, folder=folder)
             return
         port = rendezvous.get("port", 0)
         if rendezvous.get("places"):
             identity |= framework_environment(self._info.rank, rendezvous["places"], self._roles)
-            if rendezvous["horovod"] and self._place is not None:
-                master, address = self.master, self._place.address
-                identity |= horovod_environment(self._info, master, rendezvous["horovod"], address)
-        environment = of_rank(identity, port) if how == "fresh" else of_node(nodes, port)
+        environment = of_node(nodes, port) if how == "node" else of_rank(identity, port)
+        mpi, self._mpi = (self._mpi, None) if how == "mpi" else (None, None)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
-        command = command_of(target, fill_in(arguments, own), is_module=is_module)
         sys.stdout.flush()
-        generation = 0 if self._group is None else self._group.generation
-        self.programs.run(command, target, environment, folder, generation)
-
-    def _run_here(self, target: str, arguments: Sequence[str], **options: Any) -> None:
-        assert self._horovod is not None
-        with nullcontext() if self._group is None else self._group.hidden(), self._horovod.hidden():
-            run_script(target, arguments, **options)
+        content = {
+            "target": target,
+            "arguments": fill_in(arguments, own),
+            "is_module": is_module,
+            "run_id": run_id,
+            "has_mpi": how != "fresh" or self._info.world_size == 1,
+            "cell": self._cell(),
+            "world_size": self._info.world_size,
+            "samples": bool(os.environ.get(SAMPLE_SECONDS)),
+            "shown": how_shown(self._shell),
+        }
+        self.programs.run(content, environment, folder, mpi)

@@ -37,13 +37,34 @@ class FileMagics(ClusterUsingMagics):
         option("-m", dest="is_module", action="store_true", help="run a module in place of a script"),
         ranks_option(),
         TIMEOUT,
-        option("--fresh", dest="how", action="store_const", const="fresh", default="here", help="use new processes"),
         option(
             "--per-node",
             dest="how",
             action="store_const",
             const="node",
+            default="auto",
             help="use one process per node, for programs that start their own, e.g. with mp.spawn",
+        ),
+        option(
+            "--mpi",
+            dest="how",
+            action="store_const",
+            const="mpi",
+            help="run it under an mpiexec of its own (default for scripts that import mpi4py or Horovod)",
+        ),
+        option(
+            "--no-mpi",
+            dest="how",
+            action="store_const",
+            const="fresh",
+            help="run it without mpiexec, though it imports mpi4py or Horovod somewhere",
+        ),
+        option(
+            "--in-session",
+            dest="how",
+            action="store_const",
+            const="session",
+            help="run it with the variables of cells, in the ranks' own processes, as %%run -i does",
         ),
         WATCH,
         NOBLOCK,
@@ -56,7 +77,7 @@ class FileMagics(ClusterUsingMagics):
         usage="%%dist_run [options] SCRIPT [ARGUMENTS]\n       %%dist_run [options] -m MODULE [ARGUMENTS]",
     )
     def dist_run(self, args: argparse.Namespace) -> None:
-        """Run a script, or with -m a module, on every rank as torchrun would."""
+        """Run a script, or with -m a module, on every rank as torchrun would, in new processes."""
         cluster = self.clusters.require(args.name)
         chosen = parse_ranks(args.ranks, cluster.world_size)
         run = cluster.scripts.run(

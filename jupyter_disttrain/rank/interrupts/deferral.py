@@ -55,7 +55,7 @@ PACKAGE = str(Path(__file__).parents[2])
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
 # Functions that an interrupt may end.
-WAITS = ("_wait_for_program", "_wait_for_command", "wait_for_staging", "wait_for_build")
+WAITS = ("_wait_for_program", "_wait_for_mpi", "_wait_for_command", "wait_for_staging", "wait_for_build")
 
 
 _WHOLE = {  # functions that must not be interrupted, by a part of their file's name; none for all functions

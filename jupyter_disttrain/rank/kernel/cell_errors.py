@@ -16,7 +16,7 @@ from itertools import takewhile
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from ...features.scripts.errors import ScriptExit
+from ...features.scripts.errors import ProgramExit, ProgramFailedError, ProgramInterrupt, ScriptExit
 from ..libraries import gpu_errors
 from ..libraries.framework_checks import hint
 from ..output.user_code import is_own, script_name
@@ -55,16 +55,23 @@ def complete(reply: dict[str, Any], shell: Any, interrupted: bool, was_interrupt
     error = shell.error
     assert error is not None
     reply["time_s"] = time.time()
+    if isinstance(error, (ProgramFailedError, ProgramInterrupt)):
+        reply |= error.report
+        if interrupted and reply.get("group_error"):
+            reply |= {"ename": "KeyboardInterrupt", "evalue": ""}
+        return
     reply["line"] = cell_line(error)
     reply["file"] = script_name() if reply["line"] else ""
     ends_by_interrupt = _may_follow_interrupt(error) and (interrupted or was_interrupted)
     if ends_by_interrupt or (interrupted and reply.get("group_error")):
-        reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": _as_interrupt(error, shell)}
+        reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": as_interrupt(error, shell)}
         return
     report = shell.report()
     reply["device_lost"] = gpu_errors.is_context_lost(report.text)
     reply |= {"ename": type(error).__name__, "evalue": report.text, "traceback": report.lines}
     reply |= {"details": report.details, "raised_at": report.raised_at}
+    if isinstance(error, ProgramExit):
+        reply |= error.report
     advice = hint(error, report.text) or gpu_errors.advice(error, report.text) or shell.advice_on(error)
     if advice:
         reply["evalue"] += f"; {advice}"
@@ -78,7 +85,7 @@ def _may_follow_interrupt(error: BaseException) -> bool:
     return isinstance(error, (SystemExit, ScriptExit, asyncio.CancelledError))
 
 
-def _as_interrupt(error: BaseException, shell: Any) -> list[str]:
+def as_interrupt(error: BaseException, shell: Any) -> list[str]:
     """Return the traceback, from the cell on, of the interrupt that led to an error.
 
     A library that exits after an interrupt has caught it between the cell and the interrupted code. The interrupt's own

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ...config.frameworks import HOST_ID
 from ...errors import StageError, UnserializableValueError
 from ...features.horovod.world import Horovod, HorovodWorld
+from ...features.reloading.own_modules import note_modules
 from ...features.reloading.rank import LocalModules, note_files
-from ...features.scripts.library_states import note_imports
-from ...features.scripts.modules import note_modules
 from ...features.scripts.rank import Scripts
-from ...features.scripts.torch_state import note_switches
 from ...features.staging.rank import Staging
 from ...features.telemetry.rank.log_metrics import MetricsLog
 from ...features.telemetry.rank.progress import Progress
@@ -43,6 +41,7 @@ from ..startup.startup_args import wrong_interfaces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...protocol.messages import RankVitals
     from ..cell_started import Subscribers
     from ..process_group.group import Group
     from ..startup.connection import Hellos
@@ -85,7 +84,7 @@ class RequestHandler:
         self.horovod = HorovodWorld(self.mpi)
         self.shelf: str | None = None
         self.progress = Progress()
-        self.scripts = shell.scripts = Scripts()
+        self.scripts = shell.scripts = Scripts(rank_end, shell, cell)
         self.staging = shell.staging = Staging()
         self._local_modules = shell.local_modules = LocalModules()
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
@@ -155,15 +154,13 @@ class RequestHandler:
             refuse_spawn()
             watch_builds()
             self.horovod.enter()
-            self.progress.count_steps()
+            self.progress.count()
         refuse_cells()
         if os.environ.get(SAMPLE_SECONDS):
             self._start_sampler()
-        self.scripts.enter(info, own | {"MASTER_ADDR": request.address}, self.group, self.horovod)
+        self.scripts.enter(info, own | {"MASTER_ADDR": request.address}, self.group)
         note_modules()
         note_files()
-        note_switches()
-        note_imports()
         troubles = self._begin_session()
         self._shell.give_names()  # a startup file may have set one of them
         return {"sees_shelf": self.shelf is not None, "place": self._place.name, "troubles": troubles}
@@ -198,8 +195,8 @@ class RequestHandler:
     def _open_port(self, request: requests.OpenPort, _buffers: list[Any]) -> dict[str, Any]:
         reply: dict[str, Any] = {"place": self.scripts.open_place()}
         if self._info.rank == 0:
-            reply |= {"port": self.scripts.open_port(served=request.served), "horovod": self.scripts.open_horovod()}
-        return reply
+            reply |= {"port": self.scripts.open_port(served=request.served)}
+        return reply | ({"socket": self.scripts.open_mpi()} if request.mpi else {})
 
     @serves(requests.PrepareStaging)
     def _prepare_staging(self, request: requests.PrepareStaging, _buffers: list[Any]) -> dict[str, Any]:
@@ -236,14 +233,19 @@ class RequestHandler:
 
     def _start_sampler(self) -> None:
         if self._sampler is None:
-            self._sampler = Sampler(self._cell, lambda: self.group, self.progress, self.metrics, self._rank_end.beat)
+            self._sampler = Sampler(self._cell, lambda: self.group, self.progress, self.metrics, self._beat)
+
+    def _beat(self, vitals: RankVitals) -> None:
+        if not self.scripts.programs.reports:  # else the program writes its own activity
+            self._rank_end.beat(vitals)
 
     # While a cell may run, on the control thread
 
     @serves_beside(requests.Where)
     def _where(self, request: requests.Where, cell: dict[str, Any] | None) -> dict[str, Any]:
-        found = where(self.group, self.horovod.calls, cell, request.about)
-        return found | {"program": self.scripts.programs.doing}
+        of_program = self.scripts.programs.where(request.about)
+        found = where(self.group, self.horovod.calls, cell, request.about) if of_program is None else of_program
+        return found | {"cell": cell, "program": self.scripts.programs.doing}
 
     @serves_beside(requests.AcknowledgeRankHello)
     def _acknowledge_hello(self, _request: requests.AcknowledgeRankHello, _cell: dict[str, Any] | None) -> None:
@@ -256,6 +258,10 @@ class RequestHandler:
     @serves_beside(requests.MpiFailure)
     def _mpi_failure(self, _request: requests.MpiFailure, _cell: dict[str, Any] | None) -> dict[str, Any]:
         return {"failure": self.mpi.failure}
+
+    @serves_beside(requests.EndProgram)
+    def _end_program(self, request: requests.EndProgram, _cell: dict[str, Any] | None) -> None:
+        self.scripts.programs.end(request.run_id, request.because)
 
     @serves_beside(requests.StagingState)
     def _staging_state(self, _request: requests.StagingState, _cell: dict[str, Any] | None) -> dict[str, Any]:
@@ -275,10 +281,10 @@ class RequestHandler:
         """Make every call fail that waits for other ranks."""
         generation = request.generation
         if self.group is not None:
-            self.group.release(generation)
+            self.group.release(generation, raises=not self.scripts.programs.runs)
         self.mpi.release(generation, forced=request.forced, others=request.mpi)
         self.horovod.release(generation)
-        self.scripts.programs.release(generation)
+        self.scripts.programs.release(request.cells)
         self.staging.release()
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:

@@ -25,7 +25,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
-from ...features.scripts.in_process import end_child
 from ...protocol.time_limits import REPORT_ERROR_SECONDS
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
 from ..output.streams import flush_all
@@ -349,6 +348,15 @@ RankShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_
 # In place of IPython's, with which a program that asks for input waits forever.
 ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others detect a notebook by this name
+
+
+def end_child(code: Any) -> NoReturn:
+    """Exit a process that was forked and has reached the end of the code: in a script it would exit here."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)  # noqa: T201  (as Python does)
+        code = 1
+    flush_all(sys.stdout, sys.stderr)
+    os._exit(code or 0)
 
 
 def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:

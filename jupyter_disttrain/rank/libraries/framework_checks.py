@@ -62,7 +62,7 @@ def hint(error: BaseException, text: str) -> str:
     """Return advice on a framework that is missing, too old or started twice; empty if the error is not about one."""
     for advice, why in _ONCE.items():
         if advice in text:
-            return f"{why}: continue with the running one, use %dist_run --fresh for a script, or run %dist_reset"
+            return f"{why}: continue with the running one, use %dist_run for a script, or run %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in FRAMEWORKS and not _is_installed(name):

@@ -22,9 +22,14 @@ def is_context_lost(text: str) -> bool:
     return bool(_LOST.search(text))
 
 
-def advice(error: BaseException, text: str) -> str:
-    """Return advice on an error with this text; empty if there is none."""
+def advice(error: BaseException, text: str, *, in_program: bool = False) -> str:
+    """Return advice on an error with this text, also of a program that a rank has run; empty if there is none."""
     if _LOST.search(text):
+        if in_program:
+            return (
+                "with CUDA_LAUNCH_BLOCKING=1, which os.environ in a cell sets for later runs, the traceback names the "
+                "call that failed"
+            )
         return (
             "this process can't use its GPU any more, so it ends and the rank gets a new one; with "
             "CUDA_LAUNCH_BLOCKING=1 set before %dist_init the traceback names the call that failed"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
 
 from ...errors import LaunchError
 from ...protocol.environment import CONNECTION_FILE
@@ -17,6 +19,9 @@ from ..startup.startup_args import write_trouble
 from .ipc import Wire
 from .nanny import Nanny
 from .process_tree import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def import_before_fork() -> None:
@@ -45,10 +50,30 @@ def _import_error_formatting() -> None:
         AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
 
 
-def become_nanny(lifeline: int | None) -> None:
+def run_nanny(named: Mapping[str, int]) -> NoReturn:
+    """Become a nanny, fork its rank, and exit when the rank has ended.
+
+    ``named`` may have ``"lifeline"``, a descriptor that shows the end of the process which a launcher started for this
+    nanny alone. No exit function of what was imported before the fork is called.
+    """
+    code = 1
+    try:
+        _become_nanny(named.get("lifeline"))
+        code = 0
+    except SystemExit:
+        pass  # the trouble was written
+    except BaseException:  # noqa: BLE001  (nothing may get back into the code that has forked this process)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_nanny(lifeline: int | None) -> None:
     """Become a nanny, and fork its rank; returns when the rank has ended.
 
-    ``lifeline`` is a descriptor that shows the end of the process which a launcher started for this nanny alone.
+    ``lifeline`` is that of :func:`run_nanny`.
     """
     os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process only, not for programs that the user starts
     try:

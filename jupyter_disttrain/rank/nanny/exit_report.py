@@ -30,17 +30,36 @@ STACK_SIGNAL = signal.SIGRTMAX - 4  # Python writes the current stack at this si
 _OF_PYTHON = "Fatal Python error"  # start of Python's report of a crash
 
 
+class StackReader:
+    """Have a process write its stack to a file, which it has opened with faulthandler, and read that."""
+
+    def __init__(self, pid: int, file: int) -> None:
+        self._pid, self._file = pid, file
+        self._asked = False  # whether the stack was requested before
+
+    def read(self) -> str:
+        """Return the stack of the main thread, the innermost call first; empty if the process did not write it."""
+        if not self._asked or os.fstat(self._file).st_size:  # these signals queue up in a stopped process
+            os.lseek(self._file, 0, os.SEEK_SET)  # both share the position
+            os.ftruncate(self._file, 0)
+            signal_main_thread(self._pid, STACK_SIGNAL)
+            self._asked = True
+        deadline = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline and not os.fstat(self._file).st_size:
+            time.sleep(0.001)
+        return os.pread(self._file, TAIL_BYTES, 0).decode(errors="replace")
+
+
 class ExitReport:
     """Monitor one rank's process from its parent."""
 
     def __init__(self, pid: int, wire: Wire) -> None:
         self._pid = pid
         self._crash_file = wire.crash_file
-        self._stack_file = wire.stack_file
+        self.stack = StackReader(pid, wire.stack_file)
         self._stderr_tail = b""
         self._kills_before = _out_of_memory_kills()
         self._counted_at = time.monotonic()
-        self._asked = False  # whether the stack was requested before
         self.has_closed_wire = False  # the rank closed its end of the socket while it ran
 
     def add_stderr(self, chunk: bytes) -> None:
@@ -53,18 +72,6 @@ class ExitReport:
         if time.monotonic() - self._counted_at > COUNT_SECONDS:
             self._kills_before = _out_of_memory_kills()
             self._counted_at = time.monotonic()
-
-    def stack(self) -> str:
-        """Return the stack of the rank's main thread, the innermost call first; empty if the rank did not write it."""
-        if not self._asked or os.fstat(self._stack_file).st_size:  # these signals queue up in a stopped process
-            os.lseek(self._stack_file, 0, os.SEEK_SET)  # the rank shares the position: opened before the fork
-            os.ftruncate(self._stack_file, 0)
-            signal_main_thread(self._pid, STACK_SIGNAL)
-            self._asked = True
-        deadline = time.monotonic() + STACK_SECONDS
-        while time.monotonic() < deadline and not os.fstat(self._stack_file).st_size:
-            time.sleep(0.001)
-        return os.pread(self._stack_file, TAIL_BYTES, 0).decode(errors="replace")
 
     def crash(self) -> bytes:
         """Return Python's report of a crash in C code; empty without one."""

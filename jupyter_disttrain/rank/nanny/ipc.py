@@ -62,7 +62,9 @@ class Wire:
             with suppress(PermissionError):  # the user's limit of pipe memory is reached: this only costs speed
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.rank_socket, self.nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.page = mmap.mmap(-1, mmap.PAGESIZE)
+        self.page_file = _anonymous_file()
+        os.ftruncate(self.page_file, mmap.PAGESIZE)
+        self.page = mmap.mmap(self.page_file, mmap.PAGESIZE)
         self.stack_file = _anonymous_file()  # Python writes the current stack here on request, without the GIL
         self.crash_file = _anonymous_file()  # Python's report of a crash in C code, which the nanny reads afterwards
         self.lock_file = _anonymous_file()  # its lock keeps messages of the rank's child processes from interleaving
@@ -116,16 +118,12 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-class RankEnd:
-    """The rank's end: send frame groups, and report whether there was output."""
+class Sender:
+    """Sends frame groups to the nanny: of the rank, or of a program that the rank runs."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, sock: socket.socket, lock_file: int) -> None:
+        self._socket, self._lock_file = sock, lock_file
         self._lock = threading.RLock()  # reentrant: SIGTERM's handler sends the rest during another send
-        self._sent = 0
-        self._mark = self._position()
-        ends = wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file
-        self._files = {end: _file_of(end) for end in ends}
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
@@ -149,6 +147,54 @@ class RankEnd:
             sender.start()
             sender.join()
 
+    def _exchange(self, kind: bytes, token: bytes, data: bytes) -> None:
+        with self._lock:
+            try:
+                fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+                self._socket.sendall(data)
+                if kind == PLACED:
+                    # No output may follow until the nanny has read the output before it.
+                    self._wait_for(token)
+            except (BrokenPipeError, ConnectionResetError):
+                # The nanny has died, so the kernel ends this process; nothing is to be reported about it meanwhile.
+                time.sleep(WIRE_END_SECONDS)
+                raise
+            finally:
+                fcntl.lockf(self._lock_file, fcntl.LOCK_UN)
+
+    def _wait_for(self, token: bytes) -> None:
+        """Wait until the nanny returns the token; tokens of interrupted sends are skipped."""
+        while True:
+            returned = self._socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
+            if returned in (token, b""):
+                return
+
+
+class RankEnd:
+    """The rank's end: send frame groups, and report whether there was output."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._sender = Sender(wire.rank_socket, wire.lock_file)
+        self._sent = 0
+        self._mark = self._position()
+        ends = wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file
+        self._files = {end: _file_of(end) for end in ends}
+
+    def send(self, kind: bytes, frames: Sequence[Any]) -> None:
+        """Send one frame group: see :meth:`Sender.send`."""
+        self._sender.send(kind, frames)
+        self._sent += kind in (PLACED, SAMPLES)
+
+    def for_program(self) -> dict[str, int]:
+        """Return the descriptors, by name, with which a program sends metrics and its activity as this rank's."""
+        wire = self._wire
+        return {"wire": wire.rank_socket.fileno(), "lock": wire.lock_file, "page": wire.page_file}
+
+    def note_program(self) -> None:
+        """Record that a program may have sent something."""
+        self._sent += 1
+
     def close_if_damaged(self) -> bool:
         """Close the socket, so that the nanny ends this rank, if a cell has closed descriptors of this end."""
         is_damaged = any(_file_of(end) != file for end, file in self._files.items())
@@ -159,29 +205,6 @@ class RankEnd:
     def send_identity(self, identity: dict[str, Any]) -> None:
         """Send what the nanny has to know of the rank, or a part of it."""
         self.send(IDENTITY, [json.dumps(identity).encode()])
-
-    def _exchange(self, kind: bytes, token: bytes, data: bytes) -> None:
-        with self._lock:
-            try:
-                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_EX)
-                self._wire.rank_socket.sendall(data)
-                if kind == PLACED:
-                    # No output may follow until the nanny has read the output before it.
-                    self._wait_for(token)
-            except (BrokenPipeError, ConnectionResetError):
-                # The nanny has died, so the kernel ends this process; nothing is to be reported about it meanwhile.
-                time.sleep(WIRE_END_SECONDS)
-                raise
-            finally:
-                fcntl.lockf(self._wire.lock_file, fcntl.LOCK_UN)
-            self._sent += kind in (PLACED, SAMPLES)
-
-    def _wait_for(self, token: bytes) -> None:
-        """Wait until the nanny returns the token; tokens of interrupted sends are skipped."""
-        while True:
-            returned = self._wire.rank_socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
-            if returned in (token, b""):
-                return
 
     def _position(self) -> tuple[int, int]:
         """Return the point in the output that the nanny has reached."""

@@ -401,7 +401,7 @@ class Nanny:
     def _stack(self, _request: requests.Stack) -> dict[str, Any]:
         vitals = self._wire.status()
         beats = vitals is not None and time.monotonic() - vitals.beat_s < HANG_PATIENCE_SECONDS
-        return {"stack": self._exit_report.stack(), "vitals": vitals.to_content() if vitals and beats else None}
+        return {"stack": self._exit_report.stack.read(), "vitals": vitals.to_content() if vitals and beats else None}
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)  # the pid can't have been reused: only _reap releases it

@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from ...rank_sessions import end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+WARM_PROCESS = "jupyter_disttrain.rank.warm"  # the module that it runs
 
 
 def adopt_orphans() -> None:
@@ -105,8 +108,17 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def end_descendants() -> None:
-    """End all descendants, including those that this process adopted from its rank."""
-    end(psutil.Process().children(recursive=True))
+    """End all descendants, including those that this process adopted from its rank.
+
+    Not a warm process that the rank has started for a program, nor what that has forked: others may depend on these.
+    """
+    children = psutil.Process().children(recursive=True)  # parents come before their children
+    spared: set[int] = set()
+    for each in children:
+        with suppress(psutil.NoSuchProcess):
+            if each.ppid() in spared or WARM_PROCESS in each.cmdline():
+                spared.add(each.pid)
+    end([each for each in children if each.pid not in spared])
 
 
 def is_ending(pid: int) -> bool:

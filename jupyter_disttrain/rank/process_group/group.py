@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from .store import check_backend, connect, serve_store, serves_itself
 from .subgroups import Groups, leave_defaults_open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ...protocol.ranks import RankInfo
     from ..cell_started import CellStarted
@@ -71,7 +70,6 @@ class Group:
         self._counts = Counts()
         self._own_tag = ""  # tag of a group that a cell made
         self._own_cell = 0  # number of the cell that made it
-        self._hidden: Any = None  # the session's group, while a program runs that has made none
         self._init = self._wrap_init()
         remember_models()
         leave_defaults_open()
@@ -214,12 +212,12 @@ class Group:
                 pairs[record.held()] = pg
         return lost
 
-    def release(self, generation: int) -> None:
+    def release(self, generation: int, *, raises: bool = True) -> None:
         """Make collectives and waits for the store raise an error; called on the control thread.
 
         A release that arrives late, when the next ``generation`` is being formed, must not affect that one. Aborted
         collectives on a GPU return without an error and leave any values, so the main thread has to raise before the
-        abort.
+        abort; not if it ``raises`` False, because the cell waits for a program and has called none.
         """
         with self._turns:
             if generation < self.generation:
@@ -231,8 +229,9 @@ class Group:
             if self._port:
                 shut_down_clients_of(self._port)
             if self.groups.have_devices:
-                self.lost_work = True
-                _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
+                if raises:
+                    self.lost_work = True
+                    _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
                 if self._abort is None or not self._abort.is_alive():
                     self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
                     self._abort.start()  # this thread keeps serving requests
@@ -300,7 +299,6 @@ class Group:
             *rest: Any,
             **options: Any,
         ) -> None:
-            self._show_hidden()
             self._give_way()
             self._counts.begin_again()
             self.since_ns = time.time_ns()
@@ -332,37 +330,4 @@ class Group:
         if world is not None and world is ours:
             self._old = self.groups.of_cells | self._old
         if world is not None and (world is ours or self._own_cell != self._cell):
-            dist.destroy_process_group()
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Hide the session's group from a program, so that it finds none when it starts; restore it afterwards.
-
-        A group that the program makes is destroyed at its end.
-        """
-        failed = True
-        self._hidden, c10d.GroupMember.WORLD = c10d.GroupMember.WORLD, None
-        try:
-            yield
-            failed = False
-        finally:
-            if self._hidden is None:
-                self._end_own(failed=failed)
-            else:
-                self._show_hidden()
-
-    def _show_hidden(self) -> None:
-        if self._hidden is not None:
-            c10d.GroupMember.WORLD, self._hidden = self._hidden, None
-
-    def _end_own(self, *, failed: bool) -> None:
-        """Destroy the group that a script made and left, so that the session's takes its place.
-
-        ``failed``: other ranks may still be in it, and a collective may have been started.
-        """
-        if dist.group.WORLD is None or dist.group.WORLD is self._ours:
-            return
-        if failed:
-            self.broken = True  # it is destroyed, on all ranks, when the session's is formed again
-        else:
             dist.destroy_process_group()

@@ -6,6 +6,7 @@ import os
 import sys
 
 from .process import WarmProcess
+from .start import NANNY, PROGRAM
 
 
 def main() -> None:
@@ -15,7 +16,8 @@ def main() -> None:
     except OSError:
         return  # another process has the address
     # Only now: processes that wait for the address to be in use must not wait for imports.
-    from ..nanny.begin import become_nanny, import_before_fork  # noqa: PLC0415
+    from ...features.scripts.program import run_program  # noqa: PLC0415
+    from ..nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
 
     import_before_fork()
     process.load()
@@ -24,7 +26,7 @@ def main() -> None:
     for number in (1, 2):
         os.dup2(nothing, number)
     os.close(nothing)
-    process.serve(become_nanny)
+    process.serve({NANNY: run_nanny, PROGRAM: run_program})
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     descriptors: list[int] = []
     try:
         head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, MOST_DESCRIPTORS)
+        for each in descriptors:
+            os.set_inheritable(each, False)
         head += _read(sock, _LENGTH.size - len(head)) if head else b""
         return (json.loads(_read(sock, _LENGTH.unpack(head)[0])) if head else None), descriptors
     except (OSError, EOFError):

@@ -18,18 +18,18 @@ from typing import Any
 from .shown import show
 
 
-def become(request: dict[str, Any], descriptors: list[int]) -> int | None:
-    """Take over the state that a start has sent; return the descriptor that shows its end, if it has one.
+def become(request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:
+    """Take over the state that was sent: see ``start.Wanted``; return the descriptors that have a name.
 
-    ``descriptors`` are those of the working directory, of the lifeline if there is one, and of ``request["numbers"]``.
+    ``descriptors`` are those of the working directory, of ``request["named"]`` and of ``request["numbers"]``.
     """
     os.setsid()
     _reset_signals(request["ignored"])
     folder, *rest = descriptors
     os.fchdir(folder)
     os.close(folder)
-    lifeline = rest.pop(0) if request["has_lifeline"] else None
-    lifeline = _place(rest, request["numbers"], lifeline)
+    count = len(request["named"])
+    named = _place(rest[count:], request["numbers"], rest[:count])
     os.umask(request["umask"])
     for number, soft, hard in request["limits"]:
         if resource.getrlimit(number) != (soft, hard):
@@ -38,13 +38,18 @@ def become(request: dict[str, Any], descriptors: list[int]) -> int | None:
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
-    # As in a new process; Python's own random module does this by itself.
-    multiprocessing.current_process().authkey = os.urandom(32)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    _seed()
     show(request["arguments"], request["environment"])
-    return lifeline
+    return dict(zip(request["named"], named, strict=True))
+
+
+def _seed() -> None:
+    """Choose random seeds as a new process does; Python's own random module does this by itself after a fork."""
+    multiprocessing.current_process().authkey = os.urandom(32)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _reset_signals(ignored: list[int]) -> None:
@@ -58,14 +63,13 @@ def _reset_signals(ignored: list[int]) -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _place(given: list[int], numbers: list[int], lifeline: int | None) -> int | None:
-    """Move descriptors to the numbers that they had in the process that sent them; return that of the lifeline."""
-    above = max([*numbers, *given]) + 1
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in given]
-    kept = None if lifeline is None else fcntl.fcntl(lifeline, fcntl.F_DUPFD_CLOEXEC, above)
-    for each in [*given, *([] if lifeline is None else [lifeline])]:
+def _place(given: list[int], numbers: list[int], others: list[int]) -> list[int]:
+    """Move descriptors to their numbers, and the others out of the way; return the others' new numbers."""
+    above = max([*numbers, *given, *others]) + 1
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in (*given, *others)]
+    for each in (*given, *others):
         os.close(each)
-    for each, number in zip(moved, numbers, strict=True):
+    for each, number in zip(moved, numbers, strict=False):
         os.dup2(each, number)
         os.close(each)
-    return kept
+    return moved[len(given) :]

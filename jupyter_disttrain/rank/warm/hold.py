@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 
+from .label import import_environment
 from .start import connect
 
 
 def main() -> None:
     """Connect to the warm process, which ends only without connections."""
-    with connect(os.environ):
+    with connect(import_environment(os.environ, os.getcwd())):  # noqa: PTH109  (as the ranks' start)
+        os.chdir("/")
         sys.stdin.read()
 
 

@@ -32,12 +32,22 @@ _READ_AT_IMPORT = (
 )
 _NAMES_READ_AT_IMPORT = ("HOME", "LANG", "LANGUAGE", "TZ", PRELOAD, WITHOUT_TORCH)
 # Of these, the variables that differ between ranks or jobs, and are read later: CUDA's when it is initialized.
-_READ_LATER = ("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_")
+# Torch reads those of process groups when it makes one. A warm process itself always has a safe path. The last ones are
+# set by torch.compile, CUDA and Lightning in a running process.
+_READ_LATER = (
+    *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "PYTHONSAFEPATH"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING", "PYTORCH_NVML_BASED_CUDA_CHECK"),
+)
+_OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 # Variables of one rank, cluster, job or terminal. All others count where the user has modules preloaded.
 _OF_PROCESS = (
-    *(PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "JPY_", "SSH_", "TORCHELASTIC_", "XDG_SESSION"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "CUDA_VISIBLE_DEVICES"),
+    *(*_OF_RANK, "CUDA_VISIBLE_DEVICES"),
+    *(PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "JPY_", "SSH_", "XDG_SESSION"),
     *("PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES", "HYDRA_", "MPI_LOCAL", "GLOO_SOCKET_IFNAME"),
+    # What ranks set when they start: defaults of libraries, addresses.
+    *("LAUNCH_", "NODE_RANK", "NNODES", "MPLBACKEND", "DS_ACCELERATOR", "ACCELERATE_USE_CPU", "NCCL_HOSTID"),
+    *("JAX_COORDINATOR_", "TF_CONFIG", "HOROVOD_", "FORCE_COLOR", "CLICOLOR", "PAGER", "GIT_PAGER"),
+    *("TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
 )
 _KEPT = (PRELOAD, WITHOUT_TORCH)  # of this package's own variables
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
@@ -46,7 +56,7 @@ _LOGIN = re.compile(r"/session-[^/\n]*\.scope")  # each login has a cgroup of it
 
 
 def label_of(environment: Mapping[str, str]) -> str:
-    """Return the label of a start from this process with these environment variables."""
+    """Return the label of a start from this process; ``environment`` is from :func:`import_environment`."""
     parts = [
         [sys.executable, sys.version],
         sorted(_at_import(environment)),
@@ -57,10 +67,17 @@ def label_of(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the warm process: that of no rank, cluster or MPI job."""
-    own = (PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_")
-    return {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(own)}
+def import_environment(environment: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return the environment of the warm process: that of no rank, cluster or MPI job.
+
+    It works in another folder than the start's ``folder``, to which paths in PYTHONPATH may be relative.
+    """
+    own = (PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", *_OF_RANK)
+    found = {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(own)}
+    if found.get("PYTHONPATH"):
+        paths = found["PYTHONPATH"].split(os.pathsep)
+        found["PYTHONPATH"] = os.pathsep.join(os.path.normpath(Path(folder, each)) for each in paths)
+    return found
 
 
 def preloaded(environment: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run the warm process: import what ranks need, then fork nannies from it on request.
+"""Run the warm process: import what ranks need, then fork nannies and programs from it on request.
 
 Covers: the imports, why it can't serve, forking, reporting the ends of its children, its own end.
 Does not cover: which starts it serves (``label``), the state of a forked process (``forked``).
@@ -20,18 +20,21 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...process_table import start_time
 from ...protocol.environment import WITHOUT_TORCH
 from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
+from ...rank_sessions import family, kill
+from ..nannies import signal_all
 from ..nanny.process_tree import adopt_orphans
 from . import channel
 from .forked import become
 from .label import preloaded
+from .start import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 # Imported by ranks at their start, or soon after it; the package's own modules import most of what they need.
 _FOR_RANKS = (
@@ -52,7 +55,8 @@ class WarmProcess:
         self._listener.bind(f"\0{address}")  # fails if another process has it
         self._listener.listen(socket.SOMAXCONN)
         self._starts: dict[int, socket.socket] = {}  # connections, by descriptor
-        self._children: dict[int, socket.socket] = {}  # the connection of the start that each nanny belongs to
+        self._children: dict[int, socket.socket] = {}  # by pid of a fork: the connection on which it was requested
+        self._programs: dict[socket.socket, dict[int, str]] = {}  # pids and start times of programs, by connection
         self._reason = ""  # why it can't fork; empty if it can
         self._wake_read, self._wake_write = socket.socketpair()
         self._poll = select.poll()
@@ -80,12 +84,13 @@ class WarmProcess:
         gc.collect()
         gc.freeze()
 
-    def serve(self, run: Callable[[int | None], None]) -> None:
+    def serve(self, roles: Mapping[str, Callable[[Mapping[str, int]], None]]) -> None:
         """Fork on request until nothing needs this process any more.
 
-        Each fork calls ``run``, with a descriptor that shows the end of the process it was forked for, or None.
+        Each fork calls the function of its role, with the descriptors that the request names. It ends as a Python
+        program whose code this function is would end.
         """
-        self._run = run
+        self._roles = roles
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         adopt_orphans()  # else the ranks of killed nannies become children of process 1, which may never reap them
@@ -130,42 +135,43 @@ class WarmProcess:
             channel.close_all(descriptors)
             self._reply(sock, {"reason": reason})
             return
-        nannies = {}
+        forked: dict[int, str] = {}
         for _ in range(request["count"]):
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:  # no more processes are allowed, or there is no memory
+                reason = f"it can't fork: {error.strerror}"
+                break
             if pid == 0:
                 self._become(request, descriptors)
             self._children[pid] = sock
-            nannies[pid] = start_time(pid)
+            forked[pid] = start_time(pid)
         channel.close_all(descriptors)
-        self._reply(sock, {"nannies": nannies})
+        if reason:
+            signal_all(list(forked), signal.SIGKILL)
+            self._reply(sock, {"reason": reason})
+            return
+        if request["what"] == PROGRAM:
+            self._programs.setdefault(sock, {}).update(forked)
+        self._reply(sock, {"forked": forked})
 
-    def _become(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Run the forked process; never returns."""
-        code = os.EX_SOFTWARE
-        try:
-            for sock in self._sockets():
-                sock.close()
-            self._run(become(request, descriptors))
-            code = 0
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            if isinstance(error.code, str):
-                print(error.code, file=sys.stderr)  # noqa: T201  (as Python itself does)
-        except BaseException:  # noqa: BLE001  (nothing may get back into the warm process's loop)
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    def _become(self, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+        """Run the forked process; whatever happens ends the loop that forked it, and the interpreter with it."""
+        for sock in self._sockets():
+            sock.close()
+        self._roles[request["what"]](become(request, descriptors))
+        sys.exit()
 
     def _sockets(self) -> list[socket.socket]:
         return [self._listener, self._wake_read, self._wake_write, *self._starts.values()]
 
     def _reap(self) -> None:
-        """Report the ends of nannies to the starts that they belong to; reap the ranks of killed nannies."""
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        """Report the ends of forks to the processes that asked for them; reap orphans of those that were killed."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
             if pid in self._children:  # else an orphan
@@ -180,9 +186,12 @@ class WarmProcess:
             self._forget(sock)
 
     def _forget(self, sock: socket.socket) -> None:
+        """Forget a connection that has ended; kill what is left of its programs and of what they have started."""
         self._poll.unregister(sock)
         del self._starts[sock.fileno()]
         sock.close()
+        for pid, started in self._programs.pop(sock, {}).items():
+            kill(family(pid, started))
 
 
 def _threads() -> int:

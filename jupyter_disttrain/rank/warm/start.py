@@ -1,7 +1,9 @@
-"""Have a warm process fork nannies: the side of the process that a launcher has started.
+"""Have a warm process fork: the side of the process that asks for it.
 
-Covers: finding or starting the warm process, what it is sent, waiting for the nannies that it has forked.
-Does not cover: the warm process (``process``), nannies that this process forks itself (``rank.nannies``).
+Covers: finding or starting the warm process, what it is sent, waiting for what it has forked; the nannies of a process
+that a launcher has started.
+Does not cover: the warm process (``process``), nannies that this process forks itself (``rank.nannies``), programs
+(``features.scripts.programs``).
 """
 
 from __future__ import annotations
@@ -14,50 +16,104 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
 from ...process_table import runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
 from ..nannies import signal_all
+from ..nanny.process_tree import WARM_PROCESS
 from . import channel
 from .label import import_environment, label_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-PROCESS = "jupyter_disttrain.rank.warm"
+NANNY, PROGRAM = "nanny", "program"  # what a fork becomes
 
 
-class WarmNannies:
-    """Nannies that a warm process has forked for this process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a fork becomes: see ``forked.become``."""
 
-    def __init__(self, sock: socket.socket, started: Mapping[int, str], lifeline: int | None) -> None:
+    what: str  # which of the functions of the warm process it runs
+    environment: Mapping[str, str]
+    folder: int  # a descriptor of the working directory
+    arguments: Sequence[str]  # the command that is shown
+    named: Mapping[str, int] = field(default_factory=dict)  # descriptors that the function gets, by name
+    numbered: Mapping[int, int] = field(default_factory=dict)  # other descriptors, by the number that they get
+    count: int = 1
+
+    def to_content(self) -> dict[str, Any]:
+        """Return the JSON form, with the state of this process that a program started by it would inherit."""
+        return {
+            "what": self.what,
+            "count": self.count,
+            "environment": dict(self.environment),
+            "arguments": list(self.arguments),
+            "named": list(self.named),
+            "numbers": list(self.numbered),
+            "umask": _umask(),
+            "limits": [[number, *resource.getrlimit(number)] for number in _limits()],
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "ignored": [int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
+        }
+
+
+class Forks:
+    """Processes that a warm process has forked for this one; all ends of them are reported here."""
+
+    def __init__(self, sock: socket.socket, started: Mapping[int, str]) -> None:
         self._sock = sock
         self._started = dict(started)
-        self._lifeline = lifeline  # closed with this process, which the nanny sees
 
     @property
     def pids(self) -> list[int]:
-        """The nannies that have not ended."""
+        """The processes that have not ended."""
         return list(self._started)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all nannies that run."""
+        """Send a signal to all of them that run."""
         signal_all(self.pids, number)
 
-    def wait(self) -> tuple[int, int]:
-        """Wait for the end of the next nanny; return its process ID and its status as from ``os.waitpid``."""
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once one of them has ended."""
+        return self._sock.fileno()
+
+    def wait(self) -> tuple[int, int | None]:
+        """Wait for the end of the next one; return its process ID and its status as from ``os.waitpid``.
+
+        The status is None if the warm process was killed, which nothing that it has forked depends on.
+        """
         message, _ = channel.receive(self._sock)
         if message is not None:
             del self._started[message["ended"]]
             return message["ended"], message["status"]
-        while True:  # the warm process was killed; nannies don't depend on it
+        while True:
             for pid, started in self._started.items():
                 if not runs(pid, started):
                     del self._started[pid]
-                    return pid, 0
+                    return pid, None
             time.sleep(OWNER_SECONDS)
+
+    def close(self) -> None:
+        """End the connection: the warm process then kills what is left of the sessions of programs."""
+        self._sock.close()
+
+
+class WarmNannies(Forks):
+    """Nannies that a warm process has forked for this process, which waits for them to the end."""
+
+    def __init__(self, forks: Forks, lifeline: int | None) -> None:
+        super().__init__(forks._sock, forks._started)  # noqa: SLF001
+        self._lifeline = lifeline  # closed with this process, which the nanny sees
+
+    def wait(self) -> tuple[int, int]:
+        """Wait as :class:`Forks` does; an unknown status counts as 0."""
+        pid, status = super().wait()
+        return pid, status or 0
 
 
 def fork_nannies(count: int) -> WarmNannies:
@@ -71,38 +127,45 @@ def fork_nannies(count: int) -> WarmNannies:
         If it can't; the message says why.
     """
     ends = os.pipe() if count == 1 else None
-    numbers = [0, 1, 2, *_inherited()]
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-    request = {
-        "count": count,
-        "environment": dict(os.environ),
-        "numbers": numbers,
-        "has_lifeline": ends is not None,
-        "arguments": [sys.executable, *sys.orig_argv[1:]],
-        "umask": _umask(),
-        "limits": [[number, *resource.getrlimit(number)] for number in _limits()],
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "ignored": [int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
-    }
     try:
-        sock, nannies = _ask(request, [folder, *(ends[:1] if ends else ()), *numbers])
+        forks = fork(
+            Wanted(
+                what=NANNY,
+                count=count,
+                environment=os.environ,
+                folder=folder,
+                arguments=[sys.executable, *sys.orig_argv[1:]],
+                named={"lifeline": ends[0]} if ends else {},
+                numbered={number: number for number in (0, 1, 2, *_inherited())},
+            )
+        )
     finally:
         os.close(folder)
         if ends:
             os.close(ends[0])
-    return WarmNannies(sock, nannies, ends and ends[1])
+    return WarmNannies(forks, ends and ends[1])
 
 
-def _ask(request: dict[str, Any], descriptors: list[int]) -> tuple[socket.socket, dict[int, str]]:
-    """Send the request; return the connection, and the start times of the nannies by process ID."""
+def fork(wanted: Wanted) -> Forks:
+    """Have the warm process for an environment fork processes.
+
+    Raises
+    ------
+    LaunchError
+        If it can't; the message says why.
+    """
+    request = wanted.to_content()
+    descriptors = [wanted.folder, *wanted.named.values(), *wanted.numbered.values()]
+    environment = import_environment(wanted.environment, str(Path(f"/proc/self/fd/{wanted.folder}").readlink()))
     for _ in range(2):  # a warm process that nothing needed may have ended just after the connection
-        sock = connect(os.environ)
+        sock = connect(environment)
         reply = None
         with contextlib.suppress(OSError):
             channel.send(sock, request, descriptors)
             reply, _ = channel.receive(sock)
-        if reply is not None and "nannies" in reply:
-            return sock, {int(pid): started for pid, started in reply["nannies"].items()}
+        if reply is not None and "forked" in reply:
+            return Forks(sock, {int(pid): started for pid, started in reply["forked"].items()})
         sock.close()
         if reply is not None:
             raise LaunchError(reply["reason"])
@@ -110,9 +173,9 @@ def _ask(request: dict[str, Any], descriptors: list[int]) -> tuple[socket.socket
 
 
 def connect(environment: Mapping[str, str]) -> socket.socket:
-    """Connect to the warm process for these environment variables; start one if there is none.
+    """Connect to the warm process for an environment, from ``label.import_environment``; start one if there is none.
 
-    It ends some time after its last connection has closed and its last nanny has ended.
+    It ends some time after its last connection has closed and its last fork has ended.
 
     Raises
     ------
@@ -141,8 +204,8 @@ def connect(environment: Mapping[str, str]) -> socket.socket:
 
 def _start(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a warm process; one that finds another with the same address exits."""
-    command = [sys.executable, "-m", PROCESS, address.removeprefix("\0")]
-    environment = import_environment(environment) | {"PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", WARM_PROCESS, address.removeprefix("\0")]
+    environment = {**environment, "PYTHONSAFEPATH": "1"}
     process = subprocess.Popen(  # noqa: S603
         command, env=environment, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True
     )

@@ -208,6 +208,7 @@ os.getpid()
         run = cluster.run(code, block=False)
         assert wait_until(lambda begun=2 * tries: len(list(tmp_path.iterdir())) == begun)
         error = stop(cluster, run)
+        assert len(error.failures) == 1, [each.headline for each in error.failures]
         (failure,) = error.failures
         assert (failure.ranks, failure.ename, failure.line) == ((0, 1), "KeyboardInterrupt", 3)
         text = traceback_of(failure)

@@ -48,12 +48,12 @@ import os
 from jupyter_disttrain.features.telemetry.rank.gpu_stats import open_gpu
 from jupyter_disttrain.doctor import gpus
 uuid = "GPU-00000000-0000-0000-0000-000000000001"
-print(open_gpu("cuda:0", os.getpid(), uuid).read()["name"])  # NVML's order may be another
-print("others" in open_gpu("cuda:0", os.getpid()).read())  # a process that is not here: the host's number of our own
+print(open_gpu("cuda:0", uuid).read([])["name"])  # NVML's order may be another
+print("others" in open_gpu("cuda:0").read([os.getpid()]))  # a process that is not here: the host's number of our own
 os.environ["FAKE_GPU_PID"] = str(os.getpid())
-print(open_gpu("cuda:0", os.getpid()).read()["others"])
+print(open_gpu("cuda:0").read([os.getpid()])["others"])
 os.environ["CUDA_VISIBLE_DEVICES"] = "1,GPU-00000000-0000-0000-0000-0000000000"
-print(open_gpu("cuda:0", 1).read()["name"], "|", open_gpu("cuda:1", 1).read()["name"])
+print(open_gpu("cuda:0").read([])["name"], "|", open_gpu("cuda:1").read([])["name"])
 os.environ["FAKE_MIG"] = "1"
 print([finding.subject for finding in gpus.find() if finding.status == "warning"])
 """

@@ -50,6 +50,18 @@ def rank() -> Rank:
     return Rank()
 
 
+def test_process_that_may_be_killed_sends_small_messages() -> None:
+    """Linux sends a small message whole or not at all."""
+    sent: list[bytes] = []
+    log = MetricsLog(lambda: {"number": 3}, sent.append, lambda: None, may_be_killed=True)
+    for step in range(400):
+        log.log_metrics(step, **{f"metric_{name}": float(step) for name in range(20)})
+    log.end_cell()
+    assert [step for data in sent for _, step, _ in unpack(data).rows()] == list(range(400))
+    assert len(sent) > 1
+    assert max(map(len, sent)) < 16384
+
+
 def table_with(*samples: tuple[int, int, int | None, float]) -> MetricsTable:
     """Return a table of values of one metric: rank, cell, step, value."""
     table = MetricsTable()

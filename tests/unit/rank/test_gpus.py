@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from jupyter_disttrain.client.startup.gpus import (
 from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.frameworks import OF_SESSION_GROUPS
 from jupyter_disttrain.errors import UsageError
-from jupyter_disttrain.features.scripts.subprocess_run import of_rank
+from jupyter_disttrain.features.scripts.failure_report import how_shown, report_of
+from jupyter_disttrain.features.scripts.programs import of_rank
 from jupyter_disttrain.launchers.rank_environment import library_defaults
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
 from jupyter_disttrain.rank.kernel import requests
@@ -145,6 +147,14 @@ def test_gpu_errors_have_advice(text: str, is_lost: bool, message: str) -> None:
     assert gpu_errors.is_context_lost(str(error)) == is_lost
     assert message in gpu_errors.advice(error, str(error))
     assert bool(gpu_errors.advice(error, str(error))) == bool(message)
+
+
+def test_lost_context_of_a_program_is_not_the_rank_s() -> None:
+    shell = SimpleNamespace(colors="nocolor", InteractiveTB=SimpleNamespace(mode="Plain"))
+    report = report_of(RuntimeError("CUDA error: device-side assert triggered"), how_shown(shell))
+    assert not report.get("device_lost")
+    assert "gets a new one" not in report["evalue"]
+    assert "CUDA_LAUNCH_BLOCKING=1" in report["evalue"]
 
 
 def test_gpu_out_of_memory_is_reported_with_gpu_memory() -> None:

@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ....protocol.environment import CLIENT
-from ....rank.nanny.process_tree import descendants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 # Throttle reasons that indicate a problem; idling is not among them.
 _LIMITS = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake", 0x4: "power cap"}
 _MILLI = 1000.0
 
 
-def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
+def open_gpu(device: str, uuid: str = "") -> Gpu | None:
     """Return the GPU that torch calls ``device`` in this environment; None for a CPU or if NVML is not available.
 
     ``uuid`` is CUDA's, e.g. ``"GPU-8932f937-…"``; if it is empty, the GPU is found by its index.
@@ -46,7 +45,7 @@ def open_gpu(device: str, pid: int, uuid: str = "") -> Gpu | None:
             handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
     except (pynvml.NVMLError, IndexError):
         return None
-    return Gpu(pynvml, handle, pid)
+    return Gpu(pynvml, handle)
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
@@ -61,14 +60,16 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 class Gpu:
     """One GPU."""
 
-    def __init__(self, nvml: Any, handle: Any, pid: int) -> None:
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._pid = pid
         self._name = str(self._ask(nvml.nvmlDeviceGetName) or "GPU")
 
-    def read(self) -> dict[str, Any]:
-        """Return the figures; those that this GPU does not report are left out."""
+    def read(self, own: Collection[int]) -> dict[str, Any]:
+        """Return the figures; those that this GPU does not report are left out.
+
+        ``own`` are the process IDs of the rank, and of all that works for it.
+        """
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
@@ -84,21 +85,20 @@ class Gpu:
             "ecc_errors": self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
-            "others": self._others(),
+            "others": self._others(own),
         }
         return {name: value for name, value in figures.items() if value is not None}
 
-    def _others(self) -> int | None:
+    def _others(self, own: Collection[int]) -> int | None:
         """Return the number of processes outside this cluster that use this GPU; None if unknown.
 
         In a container NVML reports the host's pids, so the rank's own is not among them.
         """
         processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses) or []
         pids = {process.pid for process in processes}
-        own = {self._pid, *descendants(self._pid)}
-        if not pids & own:
+        if pids.isdisjoint(own):
             return None
-        return sum(not _is_of_cluster(pid) for pid in pids - own)
+        return sum(not _is_of_cluster(pid) for pid in pids.difference(own))
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         with contextlib.suppress(self._nvml.NVMLError):  # not supported by this GPU, or no permission

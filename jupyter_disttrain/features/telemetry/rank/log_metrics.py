@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.metric_blocks import pack
 from ....protocol.time_limits import METRICS_END_SECONDS, SEND_SECONDS
+from ....rank.nanny.ipc import ATOMIC_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ MOST_PER_SECOND = 50_000  # samples of all ranks together that a client can proc
 MOST_MESSAGES_PER_SECOND = 100  # of all ranks together: one message costs a client less time than two smaller ones
 NAMES = 1000  # limit of metric names in one cell: more most likely means that a varying number is part of the name
 BATCH = 500  # samples in one message
+SMALL_BYTES = ATOMIC_BYTES - 256  # of a message that Linux sends at once, with its frame
 LARGEST_STEP = 2**53  # the largest step that JavaScript and Float64 represent exactly
 
 Sample = tuple[float, "int | None", "int | None", dict[str, Any]]  # time, cell, step, values by name
@@ -43,11 +45,17 @@ class MetricsLog:
     """Keep samples until they are sent.
 
     ``cell`` returns the kernel's record of the current cell, None while it is idle; ``start`` starts the thread that
-    calls :meth:`send`, if it does not run yet.
+    calls :meth:`send`, if it does not run yet. A process that ``may_be_killed`` alone sends small messages only, which
+    can't stay incomplete on the rank's socket; a forked child is one.
     """
 
     def __init__(
-        self, cell: Callable[[], dict[str, Any] | None], send: Callable[[bytes], None], start: Callable[[], None]
+        self,
+        cell: Callable[[], dict[str, Any] | None],
+        send: Callable[[bytes], None],
+        start: Callable[[], None],
+        *,
+        may_be_killed: bool = False,
     ) -> None:
         global _current  # noqa: PLW0603  (a process is one rank)
         _current = self
@@ -56,6 +64,7 @@ class MetricsLog:
         self._turns = threading.Lock()  # between the sampler and the end of a cell
         os.register_at_fork(after_in_child=self._after_fork)
         self._is_child = False
+        self._may_be_killed = may_be_killed
         self._per_second = MOST_PER_SECOND  # samples that this rank may send
         self.pause_s = SEND_SECONDS  # between two messages while a cell runs
         self._number: int | None = None  # number of the cell that logged last
@@ -122,7 +131,7 @@ class MetricsLog:
         """Drop a forked child's copy of unsent samples, and its lock, which a thread of the parent may have held."""
         self._turns = threading.Lock()
         self._samples = deque()
-        self._is_child = True
+        self._is_child = self._may_be_killed = True
 
     def share(self, ranks: int) -> None:
         """Set this rank's share of the samples and messages per second of all ranks."""
@@ -152,6 +161,7 @@ class MetricsLog:
     def _send_batch(self, deadline: float) -> int:
         """Send up to ``BATCH`` samples of one cell; return how many were sent."""
         samples: list[tuple[float, int | None, dict[str, float]]] = []
+        taken: list[Sample] = []
         number: int | None = None
         while self._samples and len(samples) < BATCH:
             sample = self._samples.popleft()  # now, because a thread that logs may drop the first sample
@@ -165,8 +175,16 @@ class MetricsLog:
                 break
             number = cell
             samples.append((time_s, step, values))
-        if samples:
-            self._send(pack(samples, number))
+            taken.append(sample)
+        if not samples:
+            return 0
+        data = pack(samples, number)
+        while self._may_be_killed and len(data) > SMALL_BYTES and len(samples) > 1:
+            half = len(samples) // 2
+            self._samples.extendleft(reversed(taken[half:]))
+            samples, taken = samples[:half], taken[:half]
+            data = pack(samples, number)
+        self._send(data)
         return len(samples)
 
 

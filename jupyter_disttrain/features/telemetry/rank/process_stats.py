@@ -74,15 +74,16 @@ class Vitals:
         node = Node() if local_rank == 0 else None
         gpu = None
         try:
-            gpu = open_gpu(device, self._process.pid, uuid)
+            gpu = open_gpu(device, uuid)
         except Exception as error:  # noqa: BLE001  (NVML is third-party C code)
             sys.stderr.write(f"the usage of GPU {device} can't be read: {error}\n")
         failed = False
         due = 0.0
         while True:
             now = time.monotonic()
-            before, self._status = self._status, self._wire.status() or self._status  # None during a write
+            before = self._status
             try:
+                self._status = self._wire.status() or before  # None during a write
                 is_due = now >= due
                 if is_due:
                     due = now + self._pause
@@ -107,7 +108,9 @@ class Vitals:
         times = self._process.cpu_times()
         cpu_s = sum(times[:4])  # of the process, and of its children that have exited
         memory_bytes = self._process.memory_info().rss
-        for pid in descendants(self._process.pid):
+        program = self._status.program
+        others = {*descendants(self._process.pid), *([program, *descendants(program)] if program else [])}
+        for pid in others:
             try:
                 child = psutil.Process(pid)
                 cpu_s += sum(child.cpu_times()[:2])
@@ -117,7 +120,7 @@ class Vitals:
             memory_bytes += memory.rss - memory.shared  # what it shares with the rank counts once
         percent = max(0.0, 100 * (cpu_s - self._cpu_s) / max(now - self._at, 1e-3))
         self._cpu_s, self._at = cpu_s, now
-        figures = None if gpu is None else gpu.read()
+        figures = None if gpu is None else gpu.read({self._process.pid, *others})
         return {"time_s": time.time(), "cpu_percent": round(percent, 1), "memory_bytes": memory_bytes, "gpu": figures}
 
     def _vitals(self, now: float) -> RankVitals:

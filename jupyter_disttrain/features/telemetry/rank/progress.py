@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....rank.libraries.import_hooks import on_import
+
 if TYPE_CHECKING:
     from ....rank.cell_started import CellStarted
 
@@ -56,24 +58,19 @@ class Progress:
         self.samples = 0
         self.data_wait_s = 0.0
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers since the last step that was counted
-        self._counts_batches = False
         self._passes: dict[int, Pass] = {}  # by the iterator's id; the outermost comes first
         self._began_s = 0.0  # wall clock at the cell's start
 
     def reset(self, _started: CellStarted) -> None:
-        """Reset the optimizers of the cell, and hook into what has been imported meanwhile."""
+        """Forget the optimizers and loops of earlier cells."""
         self._stepped.clear()
         self._passes.clear()
         self._began_s = time.time()
-        if not self._counts_batches and "torch.utils.data.dataloader" in sys.modules:
-            self._counts_batches = True
-            self._count_batches()
 
-    def count_steps(self) -> None:
-        """Register a hook that torch calls at every step of every optimizer."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
-
-        register_optimizer_step_post_hook(self._on_step)
+    def count(self) -> None:
+        """Count steps and batches from now on, or from the import of what makes them."""
+        on_import("torch.optim.optimizer", lambda module: module.register_optimizer_step_post_hook(self._on_step))
+        on_import("torch.utils.data.dataloader", self._count_batches)
 
     def _on_step(self, optimizer: Any, _args: Any, _options: Any) -> None:
         """Count a step; of several optimizers that take turns, as in a GAN, one step each counts as one."""
@@ -82,10 +79,8 @@ class Progress:
             self.steps += 1
         self._stepped.add(optimizer)
 
-    def _count_batches(self) -> None:
-        from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: PLC0415
-
-        cls: Any = _BaseDataLoaderIter
+    def _count_batches(self, module: Any) -> None:
+        cls = module._BaseDataLoaderIter  # noqa: SLF001
         original = cls.__next__
 
         @functools.wraps(original)

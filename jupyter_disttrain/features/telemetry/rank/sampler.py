@@ -47,6 +47,7 @@ class Sampler:
     """Sample the main thread until the process ends.
 
     ``cell`` returns the kernel's record of the current cell, ``group`` the process group, each None if there is none.
+    ``program`` is the process ID of a program that does the rank's work; 0 in the rank itself.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class Sampler:
         progress: Progress,
         metrics: MetricsLog,
         show: Callable[[RankVitals], None],
+        program: int = 0,
     ) -> None:
         self._cell, self._group, self._show = cell, group, show
-        self._progress, self._metrics = progress, metrics
+        self._progress, self._metrics, self._program = progress, metrics, program
         self._checks = self._waits = self._seen = self._uncounted = 0
         self._waits_since = 0.0
         self._ran_ns = 0  # processor time of the main thread at the last sample
@@ -120,6 +122,7 @@ class Sampler:
             checks=self._checks,
             waits=self._waits,
             seen=self._seen,
+            program=self._program,
             **found,
         )
 

@@ -33,10 +33,16 @@ def write(page: mmap.mmap, vitals: RankVitals) -> None:
 
 
 def read(page: mmap.mmap) -> RankVitals | None:
-    """Return the last heartbeat; None before the first, or if the rank stopped during a write."""
+    """Return the last heartbeat; None before the first, or if the rank stopped during a write.
+
+    Also None if two processes have written at once, as the rank and its program can when the program begins.
+    """
     for _ in range(_TRIES):
         head = _HEAD.unpack_from(page, AT)
         data = page[AT + _HEAD.size : AT + _HEAD.size + head[1]]
         if data and _HEAD.unpack_from(page, AT) == head:
-            return RankVitals.from_content(json.loads(data))
+            try:
+                return RankVitals.from_content(json.loads(data))
+            except ValueError:
+                return None
     return None

@@ -1,4 +1,4 @@
-"""Process-wide state of training libraries: a script sees none of the session's, and leaves none."""
+"""Training libraries in scripts: their state is the script's own, and they find no notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from jupyter_disttrain.errors import RankFailure
 from .test_scripts import lines_of, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from jupyter_disttrain import Cluster
@@ -68,62 +67,7 @@ def test_session_accelerator_is_unchanged_after_a_script(cluster: Cluster, folde
         cluster.run("from accelerate.state import GradientState; GradientState._reset_state()")
 
 
-# As DeepSpeed keeps it: module variables, some of them its own objects, and dictionaries that are filled in place.
-COMM = """
-class Logger:
-    def __init__(self):
-        self.enabled, self.calls = False, {}
-
-cdb = None
-comms_logger = Logger()
-
-def init_distributed():
-    global cdb
-    cdb = object()
-    comms_logger.enabled = True
-    comms_logger.calls["init"] = comms_logger.calls.get("init", 0) + 1
-"""
-GROUPS = """
-_EXPERT_PARALLEL_GROUP = {}
-mpu = None
-"""
-DEEPSPEED = """
-from deepspeed.comm import comm
-from deepspeed.utils import groups
-logger = comm.comms_logger
-print(comm.cdb, logger.enabled, logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu)
-comm.init_distributed()
-groups._EXPERT_PARALLEL_GROUP["ep_size_2"] = groups.mpu = "the script's"
-"""
-BEGIN = "None False {} {} None\n"
-
-
-@pytest.fixture
-def like_deepspeed(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
-    """A library that keeps its state as DeepSpeed does, installed on the ranks."""
-    site = tmp_path / "site-packages"
-    for name, code in {"comm/comm": COMM, "utils/groups": GROUPS}.items():
-        write(site, f"deepspeed/{name}.py", code)
-        write(site, f"deepspeed/{name.split('/')[0]}/__init__.py", "")
-    write(site, "deepspeed/__init__.py", "__version__ = '0.19.0'")
-    cluster.run(f"import sys; sys.path.insert(0, {str(site)!r})")
-    yield
-    cluster.run(f"sys.path.remove({str(site)!r})\n{FORGET.replace('accelerate', 'deepspeed')}")
-
-
-@pytest.mark.usefixtures("like_deepspeed")
-def test_deepspeed_state_is_fresh_in_a_script(cluster: Cluster, folder: Path) -> None:
-    script = write(folder, "train.py", DEEPSPEED)
-    sample = (
-        "from deepspeed.comm import comm; from deepspeed.utils import groups; "
-        "comm.cdb, comm.comms_logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu"
-    )
-    for _ in range(2):
-        assert cluster.scripts.run(script).stdout == {0: BEGIN, 1: BEGIN}
-        assert cluster.run(sample).results == dict.fromkeys(range(2), (None, {}, {}, None))
-    cluster.run(
-        "comm.init_distributed(); ours = comm.cdb, comm.comms_logger; groups._EXPERT_PARALLEL_GROUP[1] = 'ours'"
-    )
-    assert cluster.scripts.run(script).stdout == {0: BEGIN, 1: BEGIN}
-    found = "ours == (comm.cdb, comm.comms_logger), comm.comms_logger.calls, groups._EXPERT_PARALLEL_GROUP, groups.mpu"
-    assert cluster.run(found).results == dict.fromkeys(range(2), (True, {"init": 1}, {1: "ours"}, None))
+def test_tqdm_finds_no_notebook(cluster: Cluster, folder: Path) -> None:
+    pytest.importorskip("tqdm")
+    code = "import tqdm.autonotebook as auto, tqdm\nprint(auto.tqdm is tqdm.tqdm)"
+    assert cluster.scripts.run(write(folder, "bars.py", code)).stdout == {0: "True\n", 1: "True\n"}

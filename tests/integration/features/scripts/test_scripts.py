@@ -1,4 +1,4 @@
-"""``%dist_run``: a script on the ranks behaves as under torchrun, repeatedly."""
+"""``%dist_run``: a script in processes of its own behaves as under torchrun, repeatedly."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure, UsageError
 
+from ....conftest import LAUNCHERS
+from ....support.process_tools import wait_until
 from ....support.recovery_tools import HOST, SUM
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jupyter_disttrain import CellRun, Cluster
+    from jupyter_disttrain import CellRun
 
     from ....support.notebook_driver import Notebook
 
-WAYS = ["here", "fresh"]
 TRAIN = """
 import argparse, os, sys
 import torch, torch.distributed as dist
@@ -53,57 +56,23 @@ def lines_of(run: CellRun) -> dict[int, list[str]]:
     return {rank: text.splitlines() for rank, text in run.stdout.items()}
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path, how: str) -> None:
+def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path) -> None:
     write(folder, "helper.py", "def double(x): return 2 * x")
     script = write(folder, "train.py", TRAIN)
     expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.5"] for rank in range(2)}
     cluster.run("kept = rank; helper = 'mine'")
     for _ in range(2):
-        assert lines_of(cluster.scripts.run(script, ["--lr", "0.5"], how=how)) == expected
+        assert lines_of(cluster.scripts.run(script, ["--lr", "0.5"])) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
     # The edited version is what runs.
     write(folder, "helper.py", "def double(x): return 4 * x")
-    assert lines_of(cluster.scripts.run(script, how=how)) == {
+    assert lines_of(cluster.scripts.run(script)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
     }
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
 
 
-HELD = """
-before, subgroup = dist.group.WORLD, dist.new_group([0, 2])
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-"""
-STEP = """
-model.zero_grad(); model(torch.full((1, 1), 2.0 * rank + 1.0)).sum().backward()
-y = torch.full((1,), 1.5)
-if rank != 1: dist.all_reduce(y, group=subgroup)
-else: y *= 2
-before is dist.group.WORLD, model.module.weight.grad.item(), y.item()
-"""
-
-
-def test_group_left_by_a_script_is_destroyed(three: Cluster, folder: Path) -> None:
-    code = """
-    import os, sys, torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    if len(sys.argv) > 1:
-        raise SystemExit(sys.argv[1])
-    """
-    script = write(folder, "leaves.py", code)
-    three.run(HELD)
-    for _ in range(2):
-        three.scripts.run(script)
-        assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
-        with pytest.raises(RankFailure, match=r"leaves\.py exited: on purpose"):
-            three.scripts.run(script, ["on purpose"])
-        assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
-        assert three.run(STEP).results == dict.fromkeys(range(3), (True, 3.0, 3.0))
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> None:
+def test_environment_of_a_script(cluster: Cluster, folder: Path) -> None:
     write(
         folder,
         "inner/show.py",
@@ -115,14 +84,15 @@ def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> No
         names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR"
         print([os.environ[name] for name in names.split()], int(os.environ["MASTER_PORT"]) > 0)
         import torch
-        print(torch.distributed.is_torchelastic_launched(), torch.distributed.is_initialized() or "not yet")
+        print(torch.distributed.is_torchelastic_launched(), torch.distributed.is_initialized())
+        print(sorted(name for name in sys.modules if name.startswith(("IPython", "ipykernel", "ipyparallel"))))
+        print(os.environ.get("MPLBACKEND"), os.environ.get("PYTHONSAFEPATH"), os.get_inheritable(max(
+            number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}"))))
         """,
     )
     cluster.run("import os; os.environ['RANK'] = '7'; torch.manual_seed(rank)")
     try:
-        run = cluster.scripts.run(
-            "inner/show.py", ["--node", "gpu$LOCAL_RANK", "${local_rank}", "$HOME", "a b"], how=how
-        )
+        run = cluster.scripts.run("inner/show.py", ["--node", "gpu$LOCAL_RANK", "${local_rank}", "$HOME", "a b"])
     finally:
         cluster.run("os.environ['RANK'] = str(rank)")
     for rank in range(2):
@@ -132,40 +102,36 @@ def test_environment_of_a_script(cluster: Cluster, folder: Path, how: str) -> No
         assert lines[1] == f"{folder} {folder / 'inner'}"
         assert lines[2] == "True False False"
         assert lines[3] == f"{[str(rank), '2', str(rank), '2', '0', str(rank), '2', '127.0.0.1']} True"
-        assert lines[4].startswith("True")
+        assert lines[4:] == ["True False", "[]", "None None False"]
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_module_and_folder_run(cluster: Cluster, folder: Path, how: str) -> None:
+def test_module_and_folder_run(cluster: Cluster, folder: Path) -> None:
     write(folder, "tool/__init__.py", "")
     write(folder, "tool/part.py", "word = 'part'")
     write(folder, "tool/__main__.py", "import sys; from .part import word; print(__package__, word, sys.argv[1:])")
     write(folder, "plain/__main__.py", "import sys; print('folder', sys.argv)")
-    run = cluster.scripts.run("tool", ["x"], is_module=True, how=how)
+    run = cluster.scripts.run("tool", ["x"], is_module=True)
     assert run.stdout == dict.fromkeys(range(2), "tool part ['x']\n")
-    assert cluster.scripts.run("plain", how=how).stdout == dict.fromkeys(range(2), "folder ['plain']\n")
+    assert cluster.scripts.run("plain").stdout == dict.fromkeys(range(2), "folder ['plain']\n")
 
 
-@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         (
             "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)",
-            r"rank 1 \({host}\): (Script|Program)Exit: it.py exited with code 3",
+            r"rank 1 \({host}\): ProgramExit: it.py exited with code 3",
         ),
-        ("raise SystemExit(2)", r"ranks 0-1 \({host}\): (Script|Program)Exit: it.py exited with code 2"),
+        ("raise SystemExit(2)", r"ranks 0-1 \({host}\): ProgramExit: it.py exited with code 2"),
+        ("import sys\nsys.exit('no data here')", r"ranks 0-1 .*ProgramExit: it\.py exited: no data here"),
+        ("import os\nos._exit(5)", r"ranks 0-1 .*ProgramExit: it.py exited with code 5"),
     ],
 )
-def test_exit_code_is_reported(cluster: Cluster, folder: Path, how: str, code: str, message: str) -> None:
+def test_exit_code_is_reported(cluster: Cluster, folder: Path, code: str, message: str) -> None:
     with pytest.raises(RankFailure, match=message.format(host=HOST)):
-        cluster.scripts.run(write(folder, "it.py", code), how=how)
-    assert cluster.scripts.run(write(folder, "well.py", "import sys\nsys.exit(0)"), how=how).stdout == {0: "", 1: ""}
-
-
-def test_exit_message_is_reported(cluster: Cluster, folder: Path) -> None:
-    with pytest.raises(RankFailure, match=r"ScriptExit: it\.py exited: no data here"):
-        cluster.scripts.run(write(folder, "it.py", "import sys\nsys.exit('no data here')"))
+        cluster.scripts.run(write(folder, "it.py", code))
+    for success in ("import sys\nsys.exit(0)", "import sys\nsys.exit()", "import sys\nsys.exit(False)"):
+        assert cluster.scripts.run(write(folder, "well.py", success)).stdout == {0: "", 1: ""}
 
 
 def test_error_names_the_script_line_and_shows_no_internal_frames(cluster: Cluster, folder: Path) -> None:
@@ -182,64 +148,83 @@ def test_error_names_the_script_line_and_shows_no_internal_frames(cluster: Clust
     assert text.count("broken.py") == 2
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_invalid_script_is_reported_in_one_line(cluster: Cluster, folder: Path, how: str) -> None:
-    if how == "here":
-        with pytest.raises(RankFailure, match=f"ScriptError: there is no missing.py in {folder}") as caught:
-            cluster.scripts.run("missing.py")
-        assert len(caught.value.failures[0].traceback) == 1
-        with pytest.raises(
-            RankFailure, match="ScriptError: there is no module 'no_such_module' that can be run on this host"
-        ):
-            cluster.scripts.run("no_such_module", is_module=True)
-    else:
-        with pytest.raises(RankFailure, match=r"ranks 0-1 .*ProgramExit: missing.py exited with code 2"):
-            cluster.scripts.run("missing.py", how=how)
+def test_invalid_script_is_reported_in_one_line(cluster: Cluster, folder: Path) -> None:
+    with pytest.raises(RankFailure, match=f"ScriptError: there is no missing.py in {folder}") as caught:
+        cluster.scripts.run("missing.py")
+    assert len(caught.value.failures[0].traceback) == 1
+    with pytest.raises(RankFailure, match="ScriptError: there is no module 'no_such_module' that can be run on"):
+        cluster.scripts.run("no_such_module", is_module=True)
     with pytest.raises(UsageError, match="can't run 'sideways'"):
         cluster.scripts.run("missing.py", how="sideways")
 
 
-def test_script_leaves_nothing_behind(cluster: Cluster, folder: Path) -> None:
-    script = write(
-        folder,
-        "messy.py",
-        """
-        import atexit, logging, os, signal, sys, threading, warnings
-        import torch
-        os.chdir("/")
-        os.environ["MESS"] = "1"
-        sys.path.insert(0, "/mess")
-        sys.argv.append("mess")
-        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
-        logging.getLogger("mess").info("heard once")
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        warnings.simplefilter("error")
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.use_deterministic_algorithms(True)
-        print("random", torch.rand(1).item())
-        atexit.register(print, "at the end")
-        threading.Thread(target=lambda: print("thread")).start()
-        """,
-    )
-    sample = (
-        "import logging, os, signal, sys, warnings\n"
-        "(os.getcwd(), 'MESS' in os.environ, '/mess' in sys.path, sys.argv, logging.root.handlers, "
-        "signal.getsignal(signal.SIGTERM), torch.get_default_dtype(), torch.is_grad_enabled(), "
-        "torch.are_deterministic_algorithms_enabled(), torch.initial_seed(), __name__, "
-        "sys.modules['__main__'].__dict__ is globals(), len(warnings.filters)).__repr__()"
-    )
-    cluster.run("torch.manual_seed(5)")
-    before = cluster.run(sample).results
-    runs = [cluster.scripts.run(script).stdout[0] for _ in range(2)]
-    assert runs[0] == runs[1], "each begins as in a new process"
-    assert runs[0].splitlines()[0] == "log heard once"
-    assert runs[0].splitlines()[-1] == "at the end"
-    assert cluster.run(sample).results == before
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_script_is_forked_from_the_process_that_the_rank_is_forked_from(launcher: str, folder: Path) -> None:
+    script = write(folder, "it.py", "import os\nprint(os.getppid(), os.getsid(0) == os.getpid())")
+    with Cluster(n=2, launcher=launcher) as cluster:
+        warm = {entry.info.rank: psutil.Process(entry.nanny_pid).ppid() for entry in cluster.table}
+        cluster.run("import os; os.environ['OF_A_CELL'] = '1'")
+        for _ in range(2):
+            assert cluster.scripts.run(script).stdout == {rank: f"{pid} True\n" for rank, pid in warm.items()}
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path, how: str) -> None:
+def test_script_runs_where_there_is_no_warm_process(folder: Path) -> None:
+    write(folder, "helper.py", "def double(x): return 2 * x")
+    script = write(folder, "train.py", TRAIN)
+    with Cluster(n=2, launcher="local", warm=False) as cluster:
+        expected = {rank: [f"rank {rank} of 2 local {rank} sum 4.0 lr 0.1"] for rank in range(2)}
+        assert lines_of(cluster.scripts.run(script)) == expected
+        with pytest.raises(RankFailure, match=r"ranks 0-1 .*, it\.py:1: ZeroDivisionError"):
+            cluster.scripts.run(write(folder, "it.py", "1 / 0"))
+
+
+def test_script_in_the_session_has_the_variables_of_cells(cluster: Cluster, folder: Path) -> None:
+    write(folder, "beside.py", "value = 5")
+    code = """
+    import sys, beside
+    import torch.distributed as dist
+    made = rank * 10 + beside.value
+    total = torch.ones(1); dist.all_reduce(total)
+    print(__name__, __file__.endswith("it.py"), sys.argv, kept, int(total))
+    """
+    script = write(folder, "it.py", code)
+    cluster.run("kept = rank + 1")
+    run = cluster.scripts.run(script, ["$RANK"], how="session")
+    assert lines_of(run) == {rank: [f"__main__ True ['it.py', '{rank}'] {rank + 1} 2"] for rank in range(2)}
+    assert cluster.run("made, '__file__' in globals()").results == {0: (5, False), 1: (15, False)}
+    with pytest.raises(RankFailure, match=r"ranks 0-1 .*, it\.py:1: ZeroDivisionError"):
+        cluster.scripts.run(write(folder, "it.py", "1 / 0"), how="session")
+    with pytest.raises(RankFailure, match=r"ScriptExit: it\.py exited with code 3"):
+        cluster.scripts.run(write(folder, "it.py", "raise SystemExit(3)"), how="session")
+
+
+def test_metrics_and_progress_of_a_script_are_its_ranks(folder: Path) -> None:
+    code = """
+    import os, time, torch
+    from jupyter_disttrain import log_metrics
+    data = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step, batch in enumerate(data):
+        optimizer.zero_grad(); (weight * batch.sum()).backward(); optimizer.step()
+        log_metrics(step, loss=float(step))
+        if step == 2:
+            open(f"half{os.environ['RANK']}", "w").close()
+            while not os.path.exists("go"): time.sleep(0.01)
+    """
+    with Cluster(n=2, launcher="local", sample_s=0.1) as cluster:
+        run = cluster.scripts.run(write(folder, "train.py", code), block=False)
+        assert wait_until(lambda: len(list(folder.glob("half*"))) == 2)
+        ranks = cluster.telemetry.ranks
+        vitals = [lambda rank=rank: ranks[rank].vitals for rank in range(2)]
+        assert wait_until(lambda: all((each().done, each().total, each().line) == (3, 4, 12) for each in vitals))
+        assert len({each().program for each in vitals} - {0}) == 2
+        (folder / "go").touch()
+        run.wait()
+        assert cluster.metrics.gather("loss").values.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
+def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path) -> None:
     fork = write(
         folder,
         "fork.py",
@@ -251,32 +236,14 @@ def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path, h
             print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
     )
-    lines = lines_of(cluster.scripts.run(fork, how=how))
+    lines = lines_of(cluster.scripts.run(fork))
     assert all(sorted(text) == ["child", "ended with 0", "parent"] for text in lines.values())
     close = write(
         folder, "close.py", "import os, sys\nprint('before', flush=True)\nsys.stdout.close()\nos.close(1)\nos.close(2)"
     )
     for _ in range(2):
-        assert cluster.scripts.run(close, how=how).stdout == {0: "before\n", 1: "before\n"}
+        assert cluster.scripts.run(close).stdout == {0: "before\n", 1: "before\n"}
     assert cluster.run("print('still', rank)").stdout == {0: "still 0\n", 1: "still 1\n"}
-
-
-def test_closed_stdout_is_not_reused_for_another_file(cluster: Cluster, folder: Path) -> None:
-    code = """
-    import os, time
-    print("lost", end="")
-    os.close(1)
-    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-    time.sleep(0.2)  # the unfinished line is sent by itself, in vain
-    print("1" if 1 in others else "0", file=__import__("sys").stderr)
-    for each in others: os.close(each)
-    try: os.write(1, b"x")
-    except OSError as error: assert error.errno == 9
-    """
-    run = cluster.scripts.run(write(folder, "closed.py", code))
-    assert all(text.endswith("0\n") for text in run.stderr.values())
-    later = "import subprocess, time; print('half', end=''); time.sleep(0.5); done = subprocess.run(['echo', 'whole'])"
-    assert cluster.run(later).stdout == {0: "halfwhole\n", 1: "halfwhole\n"}
 
 
 def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> None:
@@ -301,7 +268,7 @@ def test_workers_are_spawned_from_a_script(cluster: Cluster, folder: Path) -> No
 
 def test_script_in_its_own_process_writes_to_no_terminal(cluster: Cluster, folder: Path) -> None:
     script = write(folder, "told.py", "import os, sys; print(os.environ.get('FORCE_COLOR'), sys.stdout.isatty())")
-    assert cluster.scripts.run(script, how="fresh").stdout == {0: "None False\n", 1: "None False\n"}
+    assert cluster.scripts.run(script).stdout == {0: "None False\n", 1: "None False\n"}
 
 
 @pytest.mark.parametrize("cluster", ["mpi"], indirect=True)
@@ -343,4 +310,4 @@ def test_magic_parses_its_line(notebook: Notebook, folder: Path) -> None:
     ]
     assert notebook.run("%dist_run -r 1 -m echo").check().lines == ["[]"]
     assert "there is no gone.py in" in notebook.run("%dist_run gone.py").error
-    assert "the following arguments are required: SCRIPT" in notebook.run("%dist_run --fresh").error
+    assert "the following arguments are required: SCRIPT" in notebook.run("%dist_run --in-session").error

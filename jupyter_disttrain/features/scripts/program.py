@@ -1,0 +1,274 @@
+"""Run a script in a process of its own: the side of that process.
+
+Covers: the state that Python gives a program, running its code, reporting its error, answering what it is doing,
+metrics and activity.
+Does not cover: starting it and waiting for it (``programs``), its code (``code``).
+
+The process is a fork of the warm process, or was started for this script. It ends as any Python program does: threads
+are waited for, exit functions are called, the interpreter is finalized.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import io
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...features.telemetry.rank import status_page
+from ...features.telemetry.rank.log_metrics import MetricsLog
+from ...features.telemetry.rank.progress import Progress
+from ...features.telemetry.rank.sampler import Sampler
+from ...features.telemetry.rank.stacks import where
+from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
+from ...rank.libraries.import_hooks import before_import, on_import
+from ...rank.nanny.exit_report import STACK_SIGNAL
+from ...rank.nanny.ipc import SAMPLES, Sender
+from ...rank.output import user_code
+from ...rank.warm import channel
+from ..horovod.calls import MPI_OPS, HorovodCalls
+from .code import find_code
+from .errors import ScriptError
+from .failure_report import report_of, report_of_interrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .code import Code
+
+# What the warm process has imported for notebooks: libraries would use a notebook's output.
+_OF_NOTEBOOKS = ("IPython", "ipykernel", "ipyparallel", "matplotlib_inline", "comm", "debugpy")
+
+
+def run_program(named: Mapping[str, int]) -> NoReturn:
+    """Run the script that arrives on the descriptor ``"control"``; raises SystemExit with its exit code."""
+    control = socket.socket(fileno=named["control"])
+    content, descriptors = channel.receive(control)
+    if content is None:
+        sys.exit(os.EX_UNAVAILABLE)  # the rank has ended
+    program = Program(control, content, dict(zip(content["named"], descriptors, strict=True)))
+    code = program.run()
+    program.report_exit(code)
+    sys.exit(code)
+
+
+class _OwnGroups:
+    """What :func:`stacks.where` needs of a session's process group; the program has made all its groups itself."""
+
+    since_ns = 0
+
+
+class Program:
+    """The script of this process."""
+
+    def __init__(self, control: socket.socket, content: dict[str, Any], given: Mapping[str, int]) -> None:
+        self._control, self._content = control, content
+        self._turns = threading.Lock()  # between messages on the socket
+        self._pid = os.getpid()
+        self._hidden: dict[str, ModuleType] = {}
+        self._page = mmap.mmap(given["page"], mmap.PAGESIZE)
+        os.close(given["page"])
+        faulthandler.enable(file=given["crash"], all_threads=False)
+        os.register_at_fork(after_in_child=_report_crash_on_stderr)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # from the end of faulthandler to that of the process
+        faulthandler.register(STACK_SIGNAL, file=given["stack"], all_threads=False)
+        sender = Sender(socket.socket(fileno=given["wire"]), given["lock"])
+        self._metrics = MetricsLog(
+            self._cell, lambda data: sender.send(SAMPLES, [data]), self._sample, may_be_killed=True
+        )
+        self._metrics.share(content["world_size"])
+        self._progress = Progress()
+        self._sampler: Sampler | None = None
+        self._calls = HorovodCalls()
+
+    def _cell(self) -> dict[str, Any]:
+        return self._content["cell"]  # type: ignore[no-any-return]
+
+    def run(self) -> Any:
+        """Run the script; return its exit code, as ``sys.exit`` takes it."""
+        self._hide_notebook()
+        for name in (PRELOAD, NO_WARM, WITHOUT_TORCH, "PYTHONSAFEPATH"):  # they are for the start of this process
+            os.environ.pop(name, None)
+        _open_streams()
+        threading.Thread(target=self._answer, name="disttrain control", daemon=True).start()
+        self._send({"ready": True})
+        self._progress.count()
+        on_import(MPI_OPS, self._calls.watch)
+        if self._content["samples"]:
+            self._sample()
+        try:
+            found = find_code(self._content["target"], is_module=self._content["is_module"])
+        except ScriptError as error:
+            self._send({"trouble": str(error)})
+            return 1
+        except Exception as error:  # noqa: BLE001  (it does not compile, or a package that it is in fails)
+            self._report(error)
+            return 1
+        user_code.begin_script(found.code.co_filename)
+        _forget_hidden_by(found.folder)
+        if not self._content["has_mpi"]:
+            before_import("mpi4py.MPI", _refuse_mpi)
+            on_import("horovod.common.basics", _refuse_horovod)
+        return self._run(found)
+
+    def _run(self, found: Code) -> Any:
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__dict__.update(found.names(), __builtins__=builtins)
+        sys.argv = [found.first, *self._content["arguments"]]
+        sys.orig_argv = [sys.executable, "-u", *sys.argv]
+        sys.path = [found.folder, *(path for path in sys.path if path)]
+        try:
+            exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
+        except SystemExit as end:
+            return self._on_exit(end)
+        except BaseException as error:  # noqa: BLE001  (the script's own; the process ends)
+            return self._on_error(error)
+        finally:
+            if os.getpid() == self._pid:
+                self._metrics.end_cell()
+        return 0
+
+    def _on_exit(self, end: SystemExit) -> Any:
+        if os.getpid() != self._pid or end.code in (None, 0):
+            return end.code
+        interrupt = report_of_interrupt(end, self._shown())
+        if interrupt:
+            self._send({"failed": interrupt})
+        elif not isinstance(end.code, int):
+            self._send({"exited": str(end.code)})
+            return 1
+        return end.code
+
+    def _on_error(self, error: BaseException) -> int:
+        hook = sys.excepthook
+        if os.getpid() != self._pid or not _is_plain(hook):
+            hook(type(error), error, error.__traceback__)
+        else:
+            self._report(error)
+        return 1 if not isinstance(error, KeyboardInterrupt) else 128 + signal.SIGINT
+
+    def _report(self, error: BaseException) -> None:
+        sys.stdout.flush()
+        self._send({"failed": report_of(error, self._shown())})
+
+    def _shown(self) -> dict[str, Any]:
+        """Let IPython format a traceback again; return how."""
+        sys.modules.update(self._hidden)
+        return self._content["shown"]  # type: ignore[no-any-return]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            with self._turns:
+                channel.send(self._control, message)
+        except OSError:
+            traceback.print_exc()  # the rank has ended, and this process will
+
+    def report_exit(self, code: Any) -> None:
+        """Report the exit code, in case that the process from which this one was forked is killed."""
+        if os.getpid() == self._pid:
+            self._send({"code": code if isinstance(code, int) else int(code is not None)})
+
+    # What the rank asks
+
+    def _answer(self) -> None:
+        """Answer requests of the rank, in a thread; end this process and what it has started with the rank."""
+        while True:
+            request, _ = channel.receive(self._control)
+            if os.getpid() != self._pid:
+                return
+            if request is None:
+                os.killpg(0, signal.SIGKILL)
+                return
+            session: Any = _OwnGroups() if "torch.distributed" in sys.modules else None
+            try:
+                found = where(session, self._calls, self._cell(), request["about"])
+            except Exception as error:  # noqa: BLE001  (it reads the frames of running code, and must outlive that)
+                found = {"failure": f"{type(error).__name__}: {error}"}
+            self._send({"where": found})
+
+    def _sample(self) -> None:
+        """Start to report this process's activity as the rank's."""
+        if self._sampler is None and os.getpid() == self._pid:
+            group: Any = _OwnGroups()
+            self._sampler = Sampler(
+                self._cell,
+                lambda: group if "torch.distributed" in sys.modules else None,
+                self._progress,
+                self._metrics,
+                lambda vitals: status_page.write(self._page, vitals),
+                program=self._pid,
+            )
+
+    def _hide_notebook(self) -> None:
+        for name in [each for each in sys.modules if each.partition(".")[0] in _OF_NOTEBOOKS]:
+            self._hidden[name] = sys.modules.pop(name)
+
+
+def _is_plain(hook: Any) -> bool:
+    """Whether a sys.excepthook only prints the error; others were set by the user, or by a library for the user."""
+    module = str(getattr(hook, "__module__", ""))
+    return module == "sys" or module.startswith("torch.distributed.")
+
+
+def _report_crash_on_stderr() -> None:
+    """Write the crash of a forked child to its stderr: in the file it would be taken for the program's own."""
+    faulthandler.enable(file=2, all_threads=False)
+
+
+def _refuse_mpi(_module: ModuleType) -> None:
+    """Refuse to start MPI where this process would be a world of its own."""
+    raise ImportError(
+        "MPI is imported here, and mpiexec has not started this process; run the script with %dist_run --mpi"
+    )
+
+
+def _refuse_horovod(module: Any) -> None:
+    """Refuse to start Horovod where this process would be a world of its own."""
+
+    def init(*_args: Any, **_options: Any) -> NoReturn:
+        raise RuntimeError(
+            "Horovod is started here, and mpiexec has not started this process; run the script with %dist_run --mpi"
+        )
+
+    module.HorovodBasics.init = init
+
+
+def _forget_hidden_by(folder: str) -> None:
+    """Forget installed modules whose names files beside the script have: the script imports these, as under Python."""
+    names = {path.stem for path in Path(folder).glob("*.py")}
+    names |= {path.parent.name for path in Path(folder).glob("*/__init__.py")}
+    for name in names - sys.stdlib_module_names - {__name__.partition(".")[0], "__main__"}:
+        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[each]
+
+
+def _open_streams() -> None:
+    """Open the standard streams as ``python -u`` does."""
+    encoding, errors = sys.stdout.encoding, {1: sys.stdout.errors, 2: "backslashreplace"}
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        raw: Any = io.FileIO(number, "w", closefd=False)
+        raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(raw, encoding, errors[number], write_through=True)
+        stream.mode = "w"  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    raw = io.BufferedReader(io.FileIO(0, "r", closefd=False))
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(raw, encoding)  # type: ignore[misc]
+
+
+def main() -> NoReturn:
+    """Run in a process that was started for one script: ``python -m ...program DESCRIPTOR``."""
+    run_program({"control": int(sys.argv[1])})
+
+
+if __name__ == "__main__":
+    main()

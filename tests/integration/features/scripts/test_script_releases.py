@@ -1,0 +1,140 @@
+"""What an interrupt, a failure and a death of one rank end: the scripts that they concern, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_disttrain import Cluster
+from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.rank.nanny.process_tree import WARM_PROCESS
+
+from ....support.process_tools import wait_until
+from ....support.recovery_tools import HOST, is_intact, stop, waits
+from .test_scripts import write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_interrupted_script_may_save_while_others_wait_for_it(
+    three: Cluster, folder: Path, pids: dict[int, int]
+) -> None:
+    code = """
+    import os, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    open("begun" + os.environ["RANK"], "w").close()
+    if dist.get_rank() > 0:
+        dist.all_reduce(torch.ones(1))
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        time.sleep(1.5)
+        open("saved", "w").close()
+        raise
+    """
+    run = three.scripts.run(write(folder, "saves.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
+    assert wait_until(waits(run, {1, 2}))
+    error = stop(three, run)
+    assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert (folder / "saved").exists()
+    assert is_intact(three, pids)
+
+
+def test_cell_of_other_ranks_does_not_end_a_script(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
+    script = write(
+        folder, "waits.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('whole')"
+    )
+    run = three.scripts.run(script, ranks=[0], block=False)
+    hanging = three.run("dist.barrier()", ranks=[1, 2], block=False)
+    assert wait_until(waits(hanging, {1, 2}))
+    three.interrupt([1, 2])
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        hanging.wait()
+    (folder / "go").touch()
+    assert run.wait().stdout == {0: "whole\n"}
+    assert is_intact(three, pids)
+
+
+def test_killed_script_takes_its_detached_processes_with_it(three: Cluster, folder: Path, pids: dict[int, int]) -> None:
+    code = """
+    import os, signal, subprocess, sys, time
+    for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    with open("new" + os.environ["RANK"], "w") as file: file.write(str(worker.pid))
+    os.rename("new" + os.environ["RANK"], "worker" + os.environ["RANK"])
+    time.sleep(1000)
+    """
+    run = three.scripts.run(write(folder, "ignores.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("worker*"))) == 3)
+    workers = [psutil.Process(int(path.read_text())) for path in folder.glob("worker*")]
+    three.interrupt()
+    assert wait_until(lambda: all(entry.state == "running" for entry in three.table))
+    three.interrupt()  # which kills it without further delay
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+    assert wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in workers))
+    assert is_intact(three, pids)
+
+
+def test_script_that_runs_another_program_in_its_place_is_not_signalled(
+    three: Cluster, folder: Path, pids: dict[int, int]
+) -> None:
+    write(folder, "second.py", "import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(3)")
+    code = """
+    import os, sys
+    open("begun" + os.environ["RANK"], "w").close()
+    os.execv(sys.executable, [sys.executable, "second.py"])
+    """
+    run = three.scripts.run(write(folder, "first.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
+    for _ in range(4):
+        assert "waits for its program first.py" in three.where()[0]
+    (folder / "go").touch()
+    with pytest.raises(RankFailure, match=rf"ranks 0-2 \({HOST}\): ProgramExit: first\.py exited with code 3"):
+        run.wait()
+    assert is_intact(three, pids)
+
+
+def test_crash_of_a_forked_child_is_not_taken_for_the_script_s(cluster: Cluster, folder: Path) -> None:
+    code = """
+    import ctypes, os, sys
+    child = os.fork()
+    if child == 0: ctypes.string_at(0)
+    os.waitpid(child, 0)
+    sys.exit(3)
+    """
+    with pytest.raises(RankFailure) as caught:
+        cluster.scripts.run(write(folder, "forks.py", code))
+    (failure,) = caught.value.failures
+    assert failure.headline.startswith(f"ranks 0-1 ({HOST}): ProgramExit: forks.py exited with code 3; ")
+    assert "Segmentation fault" not in "\n".join(failure.traceback)
+
+
+def test_warm_process_that_a_rank_has_started_outlives_it(folder: Path) -> None:
+    script = write(folder, "it.py", "import os\nprint(os.getppid())")
+    with Cluster(n=2, launcher="local") as cluster:
+        cluster.run("import os; os.environ['TORCH_SHOW_CPP_STACKTRACES'] = '1'")  # read when torch is imported
+        (pid,) = set(cluster.scripts.run(script).stdout.values())
+        warm = psutil.Process(int(pid))
+        assert WARM_PROCESS in warm.cmdline()
+        starter = next(entry.info for entry in cluster.table if entry.info.pid in {each.pid for each in warm.parents()})
+        os.kill(starter.pid, 9)
+        assert wait_until(lambda: cluster.table[starter.rank].info.pid != starter.pid)
+        assert cluster.run("rank").results == {0: 0, 1: 1}
+        assert warm.is_running()
+        assert cluster.scripts.run(script, ranks=[1 - starter.rank]).stdout == {1 - starter.rank: pid}
+
+
+def test_relative_paths_of_modules_are_those_of_the_notebook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, "src/of_src.py", "where = 'src'")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    with Cluster(n=2, launcher="local") as cluster:
+        assert cluster.run("import of_src; of_src.where").results == {0: "src", 1: "src"}
+        run = cluster.scripts.run(write(folder, "part/it.py", "import of_src\nprint(of_src.where)"))
+        assert run.stdout == {0: "src\n", 1: "src\n"}
