@@ -43,12 +43,11 @@ if TYPE_CHECKING:
 # Variables of one rank, which a launcher must not find.
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")
 _OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
-# By these ipykernel declares to the processes it starts that their output is a terminal's, and bars then move a cursor
-# that a notebook doesn't have. Here as the user set them.
-_COLOURS = {name: os.environ.get(name) for name in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+# ipykernel sets these for all that a notebook or a rank starts: colours as on a terminal, with which bars move a cursor
+# that a notebook doesn't have, and plots in the notebook.
+_OF_KERNEL = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
 _OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", PREFIX)  # of the MPI job that this rank belongs to
 _KEPT = (PRELOAD, NO_WARM, WITHOUT_TORCH)
-_INLINE_PLOTS = "module://matplotlib_inline.backend_inline"  # MPLBACKEND, as ipykernel sets it for all that it starts
 
 
 class ProgramReleasedError(ScriptError, ReleasedError):
@@ -518,9 +517,7 @@ def outside_job() -> dict[str, str]:
     found = without_session_defaults(os.environ)
     found = {name: value for name, value in found.items() if name in _KEPT or not name.startswith(_OF_JOB_BEGIN)}
     found.pop("PYTHONSAFEPATH", None)  # the rank's own: a script finds the modules beside it
-    if found.get("MPLBACKEND") == _INLINE_PLOTS:
-        del found["MPLBACKEND"]
-    for name, value in _COLOURS.items():
-        found.pop(name, None)
-        found |= {} if value is None else {name: value}
+    for name, value in _OF_KERNEL.items():
+        if found.get(name) == value:
+            del found[name]
     return found
