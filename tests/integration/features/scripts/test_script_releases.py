@@ -93,6 +93,7 @@ def test_script_that_runs_another_program_in_its_place_is_not_signalled(
     """
     run = three.scripts.run(write(folder, "first.py", code), block=False)
     assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
+    assert wait_until(lambda: "waits for its program first.py" in three.where()[0])
     for _ in range(4):
         assert "waits for its program first.py" in three.where()[0]
     (folder / "go").touch()
