@@ -361,7 +361,10 @@ class Programs:
 
     @staticmethod
     def _end_because(running: _Running, because: str) -> None:
-        running.released = running.released or because
+        if "code" in running.message:  # it has ended, except for Python's own end
+            running.was_killed = True
+        else:
+            running.released = running.released or because
         with suppress(ProcessLookupError):
             os.kill(running.process.pid, signal.SIGTERM)
         timer = threading.Timer(PROGRAMS_GRACE_SECONDS, running.kill)

@@ -280,16 +280,13 @@ def test_error_repeated_by_python_is_reported_once(three: Cluster, folder: Path)
 def test_program_that_failed_first_is_named_first(three: Cluster, folder: Path) -> None:
     code = """
     import os, sys, time
-    if os.environ["RANK"] == "1":
-        with open("new", "w") as file: file.write(str(os.getpid()))
-        os.rename("new", "first")
-        sys.exit(3)
-    while not os.path.exists("first"): time.sleep(0.01)
-    with open("first") as file: first = file.read()
-    while os.path.exists("/proc/" + first): time.sleep(0.01)
-    time.sleep(0.3)  # rank 1 is informed, and other ranks' replies come later
+    if os.environ["RANK"] == "1": sys.exit(3)
+    while not os.path.exists("go"): time.sleep(0.01)
     sys.exit(1)
     """
+    run = three.scripts.run(write(folder, "codes.py", code), block=False)
+    assert wait_until(lambda: bool(run.failures))
+    (folder / "go").touch()
     with pytest.raises(RankFailure) as caught:
-        three.scripts.run(write(folder, "codes.py", code))
+        run.wait()
     assert "codes.py exited with code 3; rank 1's was the first" in str(caught.value)
