@@ -2,7 +2,7 @@
 
 Usage: ``python -m benchmarks.compare.public_scripts FOLDER``.
 
-Covers: exit and output on two ranks, under torchrun or mpiexec, twice in the ranks' processes, and in new processes.
+Covers: exit and output on two ranks, under torchrun or mpiexec, and twice by ``%dist_run`` in one session.
 Does not cover: downloading the scripts. FOLDER has each project's files under ``owner/name``, as in SCRIPTS; modules of
 an installed package need no files. The packages are those of ``make test-frameworks``.
 """
@@ -40,7 +40,7 @@ RESULTS = environment.RESULTS / "public_scripts.md"
 RANKS = 2
 LIMIT_S = 300.0
 PACKAGES = ("torch", "accelerate", "transformers", "lightning", "horovod", "mpi4py")
-MODES = {"%dist_run": "fresh", "%dist_run again": "fresh"}
+MODES = {"%dist_run": "auto", "%dist_run again": "auto"}
 
 
 @dataclass(frozen=True, slots=True)

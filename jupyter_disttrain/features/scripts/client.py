@@ -115,7 +115,7 @@ class Scripts:
         try:
             run = self._session.run(code, ranks, values=False, block=False, **options)
             job.follow(run, run_id)
-        except BaseException:
+        except BaseException:  # also an interrupt: nothing else ends mpiexec
             job.end()
             raise
         return run.wait() if block else run

@@ -324,7 +324,7 @@ class Programs:
         try:
             channel.send(ours, content | {"named": list(shared)}, list(shared.values()))
             process = _fork_or_start(content, environment, folder_fd, folder, theirs)
-        except BaseException:
+        except BaseException:  # also an interrupt: nothing else closes them
             ours.close()
             files.close()
             raise
