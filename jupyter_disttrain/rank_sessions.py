@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FOLDER = "sessions"  # below the cluster's folder on this host
 # Processes of multiprocessing and joblib, and of torch, that remove shared memory.
 CLEANERS = ("resource_tracker", "torch_shm_manager")
+WARM_PROCESS = "jupyter_disttrain.rank.warm"  # the module that a warm process runs
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")  # containers may share the folder, but not the process IDs
 
@@ -124,9 +125,22 @@ def family(leader: int, started: str) -> list[psutil.Process]:
     """Return the processes of a session, and what they have started in sessions of its own."""
     found = {each.pid: each for each in members(leader, started)}
     for each in list(found.values()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found |= {child.pid: child for child in each.children(recursive=True)}
+        found |= {child.pid: child for child in descendants(each.pid)}
     return list(found.values())
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return what a process has started, without warm processes and their forks: others may depend on these."""
+    found: list[psutil.Process] = []
+    spared: set[int] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):  # parents come before their children
+            with contextlib.suppress(psutil.Error):  # it has just exited, or is another user's
+                if each.ppid() in spared or WARM_PROCESS in each.cmdline():
+                    spared.add(each.pid)
+                    continue
+            found.append(each)
+    return found
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -173,9 +173,9 @@ class OpenPort(RankRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class EndProgram(RankControlRequest):
-    """End the program of a run, because mpiexec has ended."""
+    """End the program of a cell."""
 
-    run_id: str
+    cell: int  # its number
     because: str
 
 
@@ -209,7 +209,7 @@ class EndStaging(RankControlRequest):
 class Where(RankControlRequest):
     """Reply what the rank is doing: its stack, the collective that it waits in, its cell."""
 
-    about: list[Any] = field(default_factory=list)  # collectives of other ranks: whether this rank has reached them
+    about: list[Any] = field(default_factory=list)  # collectives of other ranks: see ``hang_explanation.waited_for``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,6 @@ class Release(RankControlRequest):
     generation: int
     forced: bool  # without checking whether the rank waits
     mpi: str  # whether ranks wait in MPI: "", "one" or "many" (for several requests at once)
-    cells: list[int]  # numbers of those whose programs are ended
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,7 @@ class CellRun:
         on_done: Callable[[CellRun], None],
     ) -> None:
         self.number = number
+        self.runs_program = False  # see ``history.Origin``
         self.ranks = ranks
         self.started_s = time.time()
         self.ended_s: float | None = None

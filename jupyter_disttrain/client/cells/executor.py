@@ -121,6 +121,7 @@ class Cells:
             self.check_free(ranks)
             self.count += 1
             run = self._open(self.count, ranks, listener)
+            run.runs_program = origin.runs_program
             for event in self._late:
                 run.put(event)
             self._late.clear()
@@ -207,7 +208,7 @@ class Cells:
         rank = entry.info.rank
         entry.state, entry.cell, entry.request = RankState.RUNNING, execution_count, request
         self._cells[request] = (run, rank)
-        self._supervisor.on_sent(rank, run.number)
+        self._supervisor.on_sent(rank, run.number, program=run.runs_program)
 
         def on_reply(message: Message) -> None:
             options = message["metadata"].get(OPTIONS, {})

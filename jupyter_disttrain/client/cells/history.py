@@ -27,6 +27,7 @@ class Origin:
     cell_id: str = ""  # of the notebook's cell; empty if the front end does not provide it
     is_cell: bool = True  # whether the user wrote the code
     magic: str = ""  # the magic that the user wrote, if not
+    runs_program: bool = False  # whether its ranks run programs, and wait for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

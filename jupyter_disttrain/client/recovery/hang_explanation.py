@@ -136,14 +136,17 @@ def _shown_by(vitals: RankVitals) -> str:
     return "in no cell" if vitals.cell is None else f"in Python code{at}"
 
 
-def waited_for(reports: Iterable[HangReport]) -> list[tuple[Any, Any, Any]]:
-    """Return group, number and backend of each collective that ranks wait in; each backend has its own numbers."""
+def waited_for(reports: Iterable[HangReport]) -> list[tuple[Any, Any, Any, str]]:
+    """Return group, number, backend and run of each collective that ranks wait in.
+
+    Each backend has its own numbers. The run is that of a script, which has groups of its own; empty for the session's.
+    """
     found = (report.collective for report in reports)
     return sorted({_key(each) for each in found if each is not None and not each["is_p2p"]})
 
 
-def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return collective["group"], collective["number"], collective.get("backend", "")
+def _key(collective: Mapping[str, Any]) -> tuple[Any, Any, Any, str]:
+    return collective["group"], collective["number"], collective.get("backend", ""), collective.get("run", "")
 
 
 def _doing(report: HangReport) -> str:
@@ -230,7 +233,7 @@ def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
     ``reports`` has the state of all ranks, also of those that run no cell: with Gloo some ranks return from a
     mismatched collective.
     """
-    found: dict[tuple[Any, Any, Any], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
+    found: dict[tuple[Any, Any, Any, str], dict[tuple[Any, ...], tuple[str, dict[int, None]]]]
     found = {place: {} for place in waited_for(reports.values())}
     for rank, report in sorted(reports.items()):
         for each in report.called:
@@ -238,7 +241,7 @@ def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
             if kinds is not None:
                 kinds.setdefault(_kind(each), (each["name"] + _shape(each), {}))[1][rank] = None
     lines = []
-    for (_group, number, _backend), kinds in found.items():
+    for (_group, number, *_), kinds in found.items():
         if len(kinds) > 1:
             calls = "; ".join(f"{label_ranks(ranks)} in {call}" for call, ranks in kinds.values())
             lines.append(f"collective number {number} is not the same on all ranks, so it can't complete: {calls}")

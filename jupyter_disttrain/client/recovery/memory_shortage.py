@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ...rank_sessions import descendants
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ...protocol.messages import RankDeath, RankVitals
     from ..startup.rank_table import RankEntry
@@ -70,20 +72,20 @@ def _held(
         if entry.info.host == host:
             peak = (peaks or {}).get(entry.engine)
             pids = {entry.info.pid, (programs or {}).get(entry.info.rank, 0)} - {0}
-            size = f"{_size(peak)} at most" if peak else _size(sum(map(_resident, pids)))
+            size = f"{_size(peak)} at most" if peak else _size(_resident(pids))
             parts.append(f"rank {entry.info.rank} {size}")
     memory = psutil.virtual_memory()
     return f"memory held: {', '.join(parts)}; {host} has {_size(memory.total)}, {_size(memory.available)} of it free"
 
 
-def _resident(pid: int) -> int:
-    """Return the memory of a process and its children."""
-    total = 0
-    with suppress(psutil.Error):  # it has just ended, or belongs to another user
-        process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            total += each.memory_info().rss
-    return total
+def _resident(pids: Collection[int]) -> int:
+    """Return the memory of processes and their children."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with suppress(psutil.Error):  # it has just ended, or belongs to another user
+            for each in (psutil.Process(pid), *descendants(pid)):
+                found[each.pid] = each.memory_info().rss
+    return sum(found.values())
 
 
 def _size(size_bytes: int) -> str:

@@ -123,7 +123,7 @@ class StackCollector:
         for rank in ranks:
             self._request(rank, about)
 
-    def _request(self, rank: int, about: list[tuple[Any, Any, Any]]) -> None:
+    def _request(self, rank: int, about: list[tuple[Any, Any, Any, str]]) -> None:
         """Send a request to a rank, unless it still owes a reply; then ask its nanny after a while."""
         report = self.reports.get(rank)
         if report is not None and report.asked_at > report.answered_at:

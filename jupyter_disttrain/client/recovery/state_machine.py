@@ -51,6 +51,7 @@ class Do(Enum):
 
     INSPECT = "inspect the ranks that run: are they waiting in a collective?"
     RELEASE = "abort the process group on all ranks"
+    END_PROGRAMS = "end the programs of a cell, because that of another rank has failed"
     KILL = "end the process of a rank whose MPI call can't be aborted"
     REPLACE = "start a new process for a rank"
     FORM = "form the process group again"
@@ -65,7 +66,7 @@ class Action:
     do: Do
     rank: int = -1  # for KILL and REPLACE
     forced: bool = False  # for RELEASE: also abort calls that no inspection has seen
-    cells: tuple[int, ...] = ()  # for RELEASE: the numbers of the cells whose ranks wait in vain
+    cell: int = 0  # for END_PROGRAMS: its number
 
 
 @dataclass(slots=True)
@@ -79,6 +80,8 @@ class RunningCell:
     presses: int = 0  # number of interrupts
     pressed_at: float = 0.0  # time of the last interrupt
     released_at: float | None = None  # time of the last release
+    runs_program: bool = False  # its ranks wait for programs, which have groups of their own
+    has_ended_programs: bool = False
     count: int = 0  # number of ranks that still run it
 
     @property
@@ -125,12 +128,12 @@ class Recovery:
 
     # Events
 
-    def on_sent(self, rank: int, now: float, cell: int = 0) -> None:
-        """Record that a cell was sent to a rank."""
+    def on_sent(self, rank: int, now: float, cell: int = 0, *, program: bool = False) -> None:
+        """Record that a cell was sent to a rank; ``program``: it runs one, and waits for it."""
         if not self._cells:
             self._next_check = now
         self._leave(rank)
-        self._cells.setdefault(cell, RunningCell(began_at=now)).count += 1
+        self._cells.setdefault(cell, RunningCell(began_at=now, runs_program=program)).count += 1
         self.members[rank].cell = cell
 
     def on_reply(self, rank: int, now: float, *, failed: bool, broken: bool) -> None:
@@ -206,6 +209,8 @@ class Recovery:
         """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
         member = self.members[rank]
         cell = self._cell_of(member)
+        if cell is not None and in_program:
+            cell.runs_program = True  # an earlier notebook has sent it
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 # Soon see which collective the other ranks call.
@@ -317,7 +322,7 @@ class Recovery:
 
     def actions(self, now: float) -> list[Action]:
         """Return the actions due now, in order; they count as started."""
-        actions = self._releases(now)
+        actions = [*self._program_ends(now), *self._releases(now)]
         for rank, member in enumerate(self.members):
             cell = self._cell_of(member)
             if member.in_mpi and cell is not None and self._gives_up_mpi(cell, now):
@@ -349,14 +354,24 @@ class Recovery:
             return False
         return now - cell.interrupted_at >= MPI_SECONDS and now - cell.pressed_at >= MPI_LAST_SECONDS
 
+    def _program_ends(self, now: float) -> list[Action]:
+        """End programs that may wait for that of a failed rank. An interrupt ends those of its ranks by itself."""
+        actions = []
+        for number, cell in self._cells.items():
+            had_grace = cell.failed_at is not None and now - cell.failed_at >= self.config.grace_s
+            if cell.runs_program and had_grace and not cell.has_ended_programs:
+                cell.has_ended_programs = True
+                actions.append(Action(Do.END_PROGRAMS, cell=number))
+        return actions
+
     def _releases(self, now: float) -> list[Action]:
         """Release waiting ranks once their wait can't succeed."""
         if self._is_stuck_forming:
             self._is_stuck_forming = False
             return [Action(Do.RELEASE)]
         can_wait = self.config.backend != "none" or self.config.has_mpi  # for each other, in a process group or in MPI
-        due = tuple(number for number in self._cells if self._should_release(number, now))
-        if not can_wait or not due:
+        in_session = [number for number, cell in self._cells.items() if not cell.runs_program]
+        if not can_wait or not any(self._should_release(number, now) for number in in_session):
             return []
         if self.phase is not Phase.LOST:
             self.phase = Phase.BROKEN
@@ -364,21 +379,18 @@ class Recovery:
             cell.released_at = now
         for member in self.members:
             member.waits_s = None  # waits seen from now on began after the release
-        return [Action(Do.RELEASE, forced=any(cell.forced for cell in self._cells.values()), cells=due)]
+        return [Action(Do.RELEASE, forced=any(cell.forced for cell in self._cells.values()))]
 
     def _should_release(self, number: int, now: float) -> bool:
         """Whether this cell's wait can't succeed; ranks of another cell may still join its collective."""
         cell = self._cells[number]
         first = cell.released_at is None
+        if self.phase in (Phase.BROKEN, Phase.LOST) and first:
+            return True  # a rank has left the group, so the collective can't complete
         pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
-        pressed = pressed and now - cell.pressed_at < BLIND_SECONDS
+        if pressed and now - cell.pressed_at < BLIND_SECONDS:
+            return True
         members = [member for member in self.members if member.cell == number]
-        had_grace = cell.failed_at is not None and now - cell.failed_at >= self.config.grace_s
-        if any(member.in_program for member in members):
-            # Programs have groups of their own, and may wait for that of a rank which failed. An interrupt ends them.
-            return pressed or had_grace
-        if pressed or (self.phase in (Phase.BROKEN, Phase.LOST) and first):
-            return True  # or a rank has left the group, so the collective can't complete
         waits = [member.waits_s for member in members if member.waits_s is not None]
         if not waits:
             return False

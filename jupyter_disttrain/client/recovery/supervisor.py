@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterClosedError, HostLostError, IrreplaceableError, LaunchError
 from ...protocol.ranks import label_ranks
-from ...protocol.requests import Release, Signal
+from ...protocol.requests import EndProgram, Release, Signal
 from ...protocol.states import RankState
 from ...protocol.time_limits import RECOVERY_CHECK_SECONDS, RELEASE_SECONDS, SUPERVISOR_FORM_SECONDS
 from . import memory_shortage
@@ -72,10 +72,10 @@ class Supervisor:
 
     # Events
 
-    def on_sent(self, rank: int, cell: int) -> None:
-        """Record that a cell is sent to a rank."""
+    def on_sent(self, rank: int, cell: int, *, program: bool = False) -> None:
+        """Record that a cell, of which ranks may run a program, is sent to a rank."""
         with self._changed:
-            self._state.on_sent(rank, time.monotonic(), cell)
+            self._state.on_sent(rank, time.monotonic(), cell, program=program)
             self._wake_if(self._sleeps_long)
 
     def on_reply(self, entry: RankEntry, content: Mapping[str, Any]) -> None:
@@ -227,8 +227,8 @@ class Supervisor:
                 if waited_for(reports[rank] for rank in ranks if rank in reports):
                     ranks = set(range(len(self._launch.table))) - self._state.dead  # which collectives did they call?
                 self.stacks.request(ranks)
-        elif action.do is Do.RELEASE:
-            self.release(forced=action.forced, cells=action.cells)
+        elif action.do in (Do.RELEASE, Do.END_PROGRAMS):
+            self._end_waits(action)
         elif self._launch.is_being_stopped:
             return
         elif action.do is Do.KILL:
@@ -246,6 +246,16 @@ class Supervisor:
         elif action.do is Do.STOP:
             self._stop(f"was ended, because {self._deaths} (--on-rank-death stop)")
 
+    def _end_waits(self, action: Action) -> None:
+        if action.do is Do.RELEASE:
+            self.release(forced=action.forced)
+            return
+        with self._changed:
+            ranks = [rank for rank, member in enumerate(self._state.members) if member.cell == action.cell]
+        request = EndProgram(cell=action.cell, because="the program of another rank failed")
+        for rank in ranks:
+            self._launch.open_link.request(self._launch.table[rank].engine, request)
+
     @property
     def _deaths(self) -> str:
         """Which ranks died where, and how."""
@@ -257,17 +267,15 @@ class Supervisor:
                 by_cause.setdefault((entry.info.host, entry.failure), []).append(entry.info.rank)
         return "; ".join(f"{label_ranks(ranks)} on {host} died: {cause}" for (host, cause), ranks in by_cause.items())
 
-    def release(self, *, forced: bool = False, cells: tuple[int, ...] = ()) -> None:
+    def release(self, *, forced: bool = False) -> None:
         """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
-
-        ``cells`` are the numbers of those whose programs are ended, too.
 
         The request states for all ranks whether one waits in MPI ("one", or "many" if for several requests at once),
         because all take part in the release then.
         """
         with self._changed:
             mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)
-        request = Release(generation=self._launch.state.generation, forced=forced, mpi=mpi, cells=list(cells))
+        request = Release(generation=self._launch.state.generation, forced=forced, mpi=mpi)
         for entry in self._launch.table:
             if entry.state != RankState.DEAD:
                 future = self._launch.open_link.request(entry.engine, request)

@@ -63,7 +63,7 @@ def interrupt(launch: Launch, ranks: Sequence[int]) -> None:
         cell = content.get("cell")
         if isinstance(cell, dict):
             link.request(entry.nanny, Interrupt(cell=cell["request"]))
-    release = Release(generation=launch.state.generation, forced=False, cells=[], mpi=waits_in_mpi(contents))
+    release = Release(generation=launch.state.generation, forced=False, mpi=waits_in_mpi(contents))
     wait([link.request(entry.engine, release) for entry in entries], OBSERVER_ANSWER_SECONDS)
 
 

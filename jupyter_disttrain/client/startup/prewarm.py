@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...launchers.placement import Placement
@@ -32,8 +33,8 @@ class Prewarmed:
         gpus = choose_gpus(config)
         environment = import_environment(config, config.count or len(gpus) or 2, gpus, Placement())
         self._process = subprocess.Popen(  # noqa: S603
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=os.environ | environment, start_new_session=True,
+            [*COMMAND, str(Path.cwd())], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd="/", env=os.environ | environment, start_new_session=True,
         )  # fmt: skip
 
     def close(self) -> None:

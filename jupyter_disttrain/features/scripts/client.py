@@ -99,24 +99,27 @@ class Scripts:
             "rendezvous": rendezvous,
         }
         arguments = ", ".join(f"{name}={value!r}" for name, value in request.items())
-        options["origin"] = replace(options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}")
+        options["origin"] = replace(
+            options.get("origin", Origin()), is_cell=False, magic=f"%dist_run {target}", runs_program=how != "session"
+        )
         code = f"get_ipython().scripts.run({arguments})"
         if not sockets:
             return self._session.run(code, ranks, values=False, **options)
-        return self._run_with_mpi(code, sockets, folder, run_id, options)
+        return self._run_with_mpi(code, sockets, folder, options)
 
-    def _run_with_mpi(
-        self, code: str, sockets: dict[int, str], folder: str, run_id: str, options: dict[str, Any]
-    ) -> CellRun:
+    def _run_with_mpi(self, code: str, sockets: dict[int, str], folder: str, options: dict[str, Any]) -> CellRun:
         """Run a script under an mpiexec of its own; ``sockets`` are the names of the ranks' sockets."""
         launch, ranks = self._session.ready(list(sockets))
         job = MpiJob(launch, ranks, list(sockets.values()), folder)
         block = options.pop("block", True)
+        run = None
         try:
             run = self._session.run(code, ranks, values=False, block=False, **options)
-            job.follow(run, run_id)
+            job.follow(run)
         except BaseException:  # also an interrupt: nothing else ends mpiexec
             job.end()
+            if run is not None:
+                job.report_end(run.number)
             raise
         return run.wait() if block else run
 

@@ -45,26 +45,27 @@ class MpiJob:
             start_new_session=True,
         )
 
-    def follow(self, run: CellRun, run_id: str) -> None:
+    def follow(self, run: CellRun) -> None:
         """End the programs when mpiexec ends, and mpiexec when the cell has ended."""
-        threading.Thread(target=self._follow, args=(run, run_id), name="disttrain mpiexec", daemon=True).start()
+        threading.Thread(target=self._follow, args=(run,), name="disttrain mpiexec", daemon=True).start()
 
-    def _follow(self, run: CellRun, run_id: str) -> None:
+    def _follow(self, run: CellRun) -> None:
         try:
             while not run.done:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(MPI_JOB_SECONDS)
-                    self._report_end(run_id)
+                    self.report_end(run.number)
                     break
         finally:
             self.end()
 
-    def _report_end(self, run_id: str) -> None:
+    def report_end(self, cell: int) -> None:
+        """Have the ranks of this cell end their programs, as mpiexec has ended."""
         because = f"mpiexec {_how(self._process.returncode)}{self._last_lines()}"
         with suppress(ClusterClosedError):  # it ends its programs itself
             for rank in self._ranks:
                 engine = self._launch.table[rank].engine
-                self._launch.open_link.request(engine, EndProgram(run_id=run_id, because=because))
+                self._launch.open_link.request(engine, EndProgram(cell=cell, because=because))
 
     def end(self) -> None:
         """End mpiexec, which ends by itself once all its processes have."""
@@ -79,6 +80,8 @@ class MpiJob:
         self._output.close()
 
     def _last_lines(self) -> str:
+        if self._output.closed:
+            return ""
         self._output.seek(0)
         text = self._output.read().decode(errors="replace").strip()
         return f": {' '.join(text.split())[-500:]}" if text else ""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...source_imports import imported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MPI_MODULES = ("mpi4py", "horovod")
 
@@ -18,8 +22,7 @@ def needs_mpi(target: str, folder: str, *, is_module: bool) -> bool:
     """Whether a script, or a module, of the notebook's folder imports mpi4py or Horovod, or a module that does."""
     if is_module:
         base = Path(folder)
-        found = _file_of(base, target)
-        begin = [(file, target) for file in (found, base.joinpath(*target.split("."), "__main__.py")) if file]
+        begin = [*_files_of(base, target), (base.joinpath(*target.split("."), "__main__.py"), target)]
     else:
         path = Path(folder, target)
         path = path / "__main__.py" if os.path.isdir(path) else path  # noqa: PTH112  (any name: also one that is too long)
@@ -31,10 +34,9 @@ def needs_mpi(target: str, folder: str, *, is_module: bool) -> bool:
         for each in _imports(file, package):
             if each.partition(".")[0] in MPI_MODULES:
                 return True
-            local = _file_of(base, each)
-            if local is not None and local not in seen:
-                seen.add(local)
-                waiting.append((local, each))
+            local = [(path, name) for path, name in _files_of(base, each) if path not in seen]
+            seen.update(path for path, _ in local)
+            waiting.extend(local)
     return False
 
 
@@ -45,8 +47,12 @@ def _imports(file: Path, package: str) -> set[str]:
         return set()
 
 
-def _file_of(base: Path, name: str) -> Path | None:
-    """Return the file of a module below a folder; None if it has none there."""
-    place = base.joinpath(*name.split("."))
-    candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py") if name else ()
-    return next((file for file in candidates if file.is_file()), None)
+def _files_of(base: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files below a folder that an import of a module runs, each with its module's name."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        place = base.joinpath(*parts[:count])
+        candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py") if parts[count - 1] else ()
+        found = next((file for file in candidates if os.path.isfile(file)), None)  # noqa: PTH113  (any name, as above)
+        if found is not None:
+            yield found, ".".join(parts[:count])

@@ -29,12 +29,14 @@ from ...features.telemetry.rank.log_metrics import MetricsLog
 from ...features.telemetry.rank.progress import Progress
 from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
+from ...process_table import start_time
 from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
 from ...rank.libraries.import_hooks import before_import, on_import
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
 from ...rank.warm import channel
+from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
 from .code import find_code
 from .errors import ScriptError
@@ -105,8 +107,14 @@ class Program:
         on_import(MPI_OPS, self._calls.watch)
         if self._content["samples"]:
             self._sample()
+        is_module = self._content["is_module"]
+        if not self._content["has_mpi"]:
+            before_import("mpi4py.MPI", _refuse_mpi)
+            on_import("horovod.common.basics", _refuse_horovod)
+        if is_module:  # finding it imports the packages that it is in
+            _forget_hidden_by(str(Path.cwd()))
         try:
-            found = find_code(self._content["target"], is_module=self._content["is_module"])
+            found = find_code(self._content["target"], is_module=is_module)
         except ScriptError as error:
             self._send({"trouble": str(error)})
             return 1
@@ -114,10 +122,8 @@ class Program:
             self._report(error)
             return 1
         user_code.begin_script(found.code.co_filename)
-        _forget_hidden_by(found.folder)
-        if not self._content["has_mpi"]:
-            before_import("mpi4py.MPI", _refuse_mpi)
-            on_import("horovod.common.basics", _refuse_horovod)
+        if not is_module:
+            _forget_hidden_by(found.folder)
         return self._run(found)
 
     def _run(self, found: Code) -> Any:
@@ -186,6 +192,7 @@ class Program:
             if os.getpid() != self._pid:
                 return
             if request is None:
+                kill(each for each in family(self._pid, start_time(self._pid)) if each.pid != self._pid)
                 os.killpg(0, signal.SIGKILL)
                 return
             session: Any = _OwnGroups() if "torch.distributed" in sys.modules else None
@@ -267,7 +274,9 @@ def _open_streams() -> None:
 
 def main() -> NoReturn:
     """Run in a process that was started for one script: ``python -m ...program DESCRIPTOR``."""
-    run_program({"control": int(sys.argv[1])})
+    control = int(sys.argv[1])
+    os.set_inheritable(control, False)
+    run_program({"control": control})
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ from .errors import ProgramExit, ProgramFailedError, ProgramInterrupt, ScriptErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import psutil
+
     from ...rank.nanny.ipc import RankEnd
     from .mpi_connection import MpiConnection
 
@@ -77,12 +79,13 @@ class _Forked:
         (self.pid,) = forks.pids
         self._ended: tuple[bool, int | None] = (False, None)  # kept: it is reported once
 
-    def fileno(self) -> int:
-        return self._forks.fileno()
+    def fileno(self) -> int | None:
+        return None if self._forks.is_abandoned else self._forks.fileno()
 
     def poll(self) -> tuple[bool, int | None]:
-        if not self._ended[0] and _is_readable(self._forks.fileno()):
-            self._ended = True, self._forks.wait()[1]
+        if not self._ended[0] and (self._forks.is_abandoned or _is_readable(self._forks.fileno())):
+            end = self._forks.poll()
+            self._ended = (False, None) if end is None else (True, end[1])
         return self._ended
 
     def close(self) -> None:
@@ -114,18 +117,18 @@ class _Running:
     def __init__(self, process: _Process, control: socket.socket, content: Mapping[str, Any], files: _Files) -> None:
         self.process, self.control, self.files = process, control, files
         self.name: str = content["target"]
-        self.cell = (content["cell"] or {}).get("number")
+        self._run_id: str = content["run_id"]
         self.started = start_time(process.pid)
         self.message: dict[str, Any] = {}  # its error or exit, as it has reported it
         self._stack = StackReader(process.pid, files.stack_file)
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._owes_reply = False
-        self._is_connected = True  # it has not closed the connection, as it does by os.exec
+        self.is_connected = True  # it has not closed the connection, as it does by os.exec
         self._turns = threading.Lock()  # between a request to it and the end of the connection
-        self.is_interrupted = False  # it ends by itself, or is killed
         self._kills_at: float | None = None  # when to kill a program in an MPI job that should end
         self.was_killed = False  # then: its status is not its own
         self.released = ""  # why it was ended, if it was
+        self.started_by_it: list[psutil.Process] = []  # then
         self.mpi: MpiConnection | None = None  # of a program in an MPI job
 
     def follow_mpi(self) -> None:
@@ -146,7 +149,7 @@ class _Running:
         """Take a message of the program; return False at the end of the connection."""
         message, _ = channel.receive(self.control)
         if message is None:
-            self._is_connected = False
+            self.is_connected = False
             return False
         if "where" in message:
             self._replies.put(message["where"])
@@ -166,17 +169,20 @@ class _Running:
             found: dict[str, Any] = {"stack": [], "line": None, "call": None, "collective": None, "called": []}
             if self._owes_reply and self._reply() is None:
                 # Before it is ready, and after it has run another program in its place, the signal would end it.
-                may_signal = self._is_connected and "ready" in self.message
+                may_signal = self.is_connected and "ready" in self.message
                 return found | {"outside": self._stack.read() if may_signal else ""}
             try:
-                channel.send(self.control, {"about": list(about)})
+                channel.send(self.control, {"about": [each for *each, run_id in about if run_id == self._run_id]})
             except OSError:
                 return found  # it ends, or has closed the connection
             self._owes_reply = True
             reply = self._reply(PROGRAM_WHERE_SECONDS) or {}
             if "failure" in reply:
                 return found
-            return found | {name: value for name, value in reply.items() if name != "mpi"}  # not the session's MPI
+            found |= {name: value for name, value in reply.items() if name != "mpi"}  # which is not the session's
+            for collective in filter(None, (found["collective"], *found["called"])):
+                collective["run"] = self._run_id
+            return found
 
     def _reply(self, timeout_s: float = 0.0) -> dict[str, Any] | None:
         try:
@@ -228,8 +234,8 @@ class Programs:
     def __init__(self, rank_end: RankEnd) -> None:
         self._rank_end = rank_end
         self._running: _Running | None = None
-        self._run_id = ""  # of the current or last run
-        self._ended = ("", "")  # a run whose mpiexec has ended, maybe before the run began here, and why
+        self._cell: int | None = None  # number of the cell that runs a program
+        self._ended = (0, "")  # a cell whose program is to end, maybe before it has begun here, and why
         # Programs that have ended, of which processes may be left: pid, start time.
         self._ended_programs: list[tuple[int, str, _Process]] = []
 
@@ -242,13 +248,13 @@ class Programs:
     @property
     def runs(self) -> bool:
         """Whether the rank waits for a program."""
-        return self._running is not None
+        return self._cell is not None
 
     @property
     def reports(self) -> bool:
         """Whether a program writes its activity as that of the rank."""
         running = self._running
-        return running is not None and "ready" in running.message
+        return running is not None and running.is_connected and "ready" in running.message
 
     def run(
         self,
@@ -276,24 +282,35 @@ class Programs:
             If it was interrupted.
         """
         self._close_ended()
-        run_id: str = content["run_id"]
-        self._run_id = run_id
-        if mpi is not None:
+        number: int = content["cell"]["number"]
+        self._cell = number
+        try:
+            if mpi is not None:
 
-            def because() -> str:
-                return self._ended[1] if self._ended[0] == run_id else ""
+                def because() -> str:
+                    return self._ended[1] if self._ended[0] == number else ""
 
-            environment = {**environment, **_wait_for_mpi(mpi, because, content["target"])}
-        running = self._running = self._start(content, environment, folder)
-        running.mpi = mpi
+                environment = {**environment, **_wait_for_mpi(mpi, because, content["target"])}
+            running = self._running = self._start(content, environment, folder)
+            running.mpi = mpi
+            if self._ended[0] == number:
+                self._end_because(running, self._ended[1])
+            self._follow(running)
+        finally:
+            self._cell = None
+            if mpi is not None:
+                mpi.close()
+
+    def _follow(self, running: _Running) -> None:
+        """Wait for the program to the end; raise its error."""
         status: int | None = None
         try:
             try:
                 _, status = _wait_for_program(running)
             except KeyboardInterrupt:
-                running.is_interrupted = True
                 status = _end(running)
-                if status != 0:
+                code = running.message.get("code") if status is None else status
+                if code != 0:
                     report = running.message.get("failed", {})
                     is_interrupt = report.get("ename") == "KeyboardInterrupt"
                     raise (ProgramInterrupt(report) if is_interrupt else KeyboardInterrupt) from None
@@ -303,11 +320,11 @@ class Programs:
         finally:
             self._running = None
             self._rank_end.note_program()
+            kill(running.started_by_it)
             crash = os.pread(running.files.crash_file, 1 << 16, 0).decode(errors="replace")
             running.close()
-            if mpi is not None:
-                mpi.end(running.message["code"] << 8 if "code" in running.message else status or 0)
-                mpi.close()
+            if running.mpi is not None:
+                running.mpi.end(running.message["code"] << 8 if "code" in running.message else status or 0)
             self._ended_programs.append((running.process.pid, running.started, running.process))
         _check(running, status, crash)
 
@@ -333,11 +350,11 @@ class Programs:
             theirs.close()
         return _Running(process, ours, content, files)
 
-    def end(self, run_id: str, because: str) -> None:
-        """End the program of this run, because mpiexec has ended; called on another thread."""
-        self._ended = run_id, because
+    def end(self, cell: int, because: str) -> None:
+        """End the program of a cell; called on another thread."""
+        self._ended = cell, because
         running = self._running
-        if running is not None and run_id == self._run_id:
+        if running is not None and cell == self._cell:
             self._end_because(running, because)
 
     def _close_ended(self) -> None:
@@ -353,18 +370,15 @@ class Programs:
         running = self._running
         return None if running is None else running.where(about)
 
-    def release(self, cells: Sequence[int]) -> None:
-        """End the program of one of these cells, because another rank's has failed; called on another thread."""
-        running = self._running
-        if running is not None and running.cell in cells and not running.is_interrupted and not running.released:
-            self._end_because(running, "the program of another rank failed")
-
     @staticmethod
     def _end_because(running: _Running, because: str) -> None:
+        if running.released or running.was_killed:
+            return
         if "code" in running.message:  # it has ended, except for Python's own end
             running.was_killed = True
         else:
-            running.released = running.released or because
+            running.released = because
+        running.started_by_it = family(running.process.pid, running.started)
         with suppress(ProcessLookupError):
             os.kill(running.process.pid, signal.SIGTERM)
         timer = threading.Timer(PROGRAMS_GRACE_SECONDS, running.kill)
@@ -417,6 +431,9 @@ def _wait_for_program(running: _Running, longest_s: float | None = None) -> tupl
             ready.register(source, select.POLLIN)
     is_connected = True
     while True:
+        if end is not None and running.process.fileno() is None:  # the warm process was killed
+            ready.unregister(end)
+            end = None
         limit_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         polls = end is None or running.mpi is not None
         pause_s = min(PROGRAMS_POLL_SECONDS, limit_s or PROGRAMS_POLL_SECONDS) if polls else limit_s

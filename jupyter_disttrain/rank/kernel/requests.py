@@ -243,8 +243,10 @@ class RequestHandler:
 
     @serves_beside(requests.Where)
     def _where(self, request: requests.Where, cell: dict[str, Any] | None) -> dict[str, Any]:
-        of_program = self.scripts.programs.where(request.about)
-        found = where(self.group, self.horovod.calls, cell, request.about) if of_program is None else of_program
+        found = self.scripts.programs.where(request.about)
+        if found is None:
+            about = [each for *each, run_id in request.about if not run_id]
+            found = where(self.group, self.horovod.calls, cell, about)
         return found | {"cell": cell, "program": self.scripts.programs.doing}
 
     @serves_beside(requests.AcknowledgeRankHello)
@@ -261,7 +263,7 @@ class RequestHandler:
 
     @serves_beside(requests.EndProgram)
     def _end_program(self, request: requests.EndProgram, _cell: dict[str, Any] | None) -> None:
-        self.scripts.programs.end(request.run_id, request.because)
+        self.scripts.programs.end(request.cell, request.because)
 
     @serves_beside(requests.StagingState)
     def _staging_state(self, _request: requests.StagingState, _cell: dict[str, Any] | None) -> dict[str, Any]:
@@ -284,7 +286,6 @@ class RequestHandler:
             self.group.release(generation, raises=not self.scripts.programs.runs)
         self.mpi.release(generation, forced=request.forced, others=request.mpi)
         self.horovod.release(generation)
-        self.scripts.programs.release(request.cells)
         self.staging.release()
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:

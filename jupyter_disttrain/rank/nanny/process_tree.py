@@ -10,20 +10,15 @@ import errno
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from ... import rank_sessions
 from ...process_table import stat_fields
 from ...protocol.time_limits import PROGRAM_SECONDS
-from ...rank_sessions import end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-WARM_PROCESS = "jupyter_disttrain.rank.warm"  # the module that it runs
 
 
 def adopt_orphans() -> None:
@@ -97,28 +92,20 @@ def _command(pid: int) -> bytes:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the pids of a process's descendants."""
+    """Yield the pids of a process's descendants, without warm processes and their forks."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
     for child in map(int, children):
-        yield child
-        yield from descendants(child)
+        if rank_sessions.WARM_PROCESS.encode() not in _command(child).split(b"\0"):
+            yield child
+            yield from descendants(child)
 
 
 def end_descendants() -> None:
-    """End all descendants, including those that this process adopted from its rank.
-
-    Not a warm process that the rank has started for a program, nor what that has forked: others may depend on these.
-    """
-    children = psutil.Process().children(recursive=True)  # parents come before their children
-    spared: set[int] = set()
-    for each in children:
-        with suppress(psutil.NoSuchProcess):
-            if each.ppid() in spared or WARM_PROCESS in each.cmdline():
-                spared.add(each.pid)
-    end([each for each in children if each.pid not in spared])
+    """End all descendants, including those that this process adopted from its rank; not warm processes."""
+    rank_sessions.end(rank_sessions.descendants(os.getpid()))
 
 
 def is_ending(pid: int) -> bool:

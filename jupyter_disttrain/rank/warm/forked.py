@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -38,6 +39,7 @@ def become(request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
+    tempfile.tempdir = None  # a preloaded module may have chosen it
     _seed()
     show(request["arguments"], request["environment"])
     return dict(zip(request["named"], named, strict=True))

@@ -1,4 +1,4 @@
-"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.hold``, until stdin is closed.
+"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.hold FOLDER``, until stdin is closed.
 
 A notebook runs it before its ranks start. Its environment is that of the ranks, as far as it selects the warm process.
 """
@@ -14,8 +14,7 @@ from .start import connect
 
 def main() -> None:
     """Connect to the warm process, which ends only without connections."""
-    with connect(import_environment(os.environ, os.getcwd())):  # noqa: PTH109  (as the ranks' start)
-        os.chdir("/")
+    with connect(import_environment(os.environ, sys.argv[1])):
         sys.stdin.read()
 
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import LaunchError
 from ...process_table import runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
+from ...rank_sessions import WARM_PROCESS
 from ..nannies import signal_all
-from ..nanny.process_tree import WARM_PROCESS
 from . import channel
 from .label import import_environment, label_of
 
@@ -68,6 +68,7 @@ class Forks:
     def __init__(self, sock: socket.socket, started: Mapping[int, str]) -> None:
         self._sock = sock
         self._started = dict(started)
+        self.is_abandoned = False  # the warm process was killed
 
     @property
     def pids(self) -> list[int]:
@@ -87,16 +88,25 @@ class Forks:
 
         The status is None if the warm process was killed, which nothing that it has forked depends on.
         """
-        message, _ = channel.receive(self._sock)
+        while (end := self.poll()) is None:
+            time.sleep(OWNER_SECONDS)
+        return end
+
+    def poll(self) -> tuple[int, int | None] | None:
+        """Return the next end, for which this waits, as :meth:`wait` does.
+
+        Once ``is_abandoned``, None if none has ended, without waiting.
+        """
+        message = None if self.is_abandoned else channel.receive(self._sock)[0]
         if message is not None:
             del self._started[message["ended"]]
             return message["ended"], message["status"]
-        while True:
-            for pid, started in self._started.items():
-                if not runs(pid, started):
-                    del self._started[pid]
-                    return pid, None
-            time.sleep(OWNER_SECONDS)
+        self.is_abandoned = True
+        for pid, started in self._started.items():
+            if not runs(pid, started):
+                del self._started[pid]
+                return pid, None
+        return None
 
     def close(self) -> None:
         """End the connection: the warm process then kills what is left of the sessions of programs."""

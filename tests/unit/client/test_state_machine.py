@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Do, Phase, Recovery
+from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Action, Do, Phase, Recovery
 from jupyter_disttrain.config.cluster import ClusterConfig
 
 RANKS = 3
@@ -325,19 +325,21 @@ def test_failed_reset_leaves_the_other_ranks_usable() -> None:
     assert state.actions(1.0) == []
 
 
-def test_program_is_released_after_a_failure_of_its_cell_only() -> None:
-    """It has groups of its own, and an interrupt ends it without a release, which would cut off what it saves."""
+def test_programs_end_once_after_a_failure_of_their_cell_and_nothing_is_released_for_them() -> None:
+    """They have groups of their own, and an interrupt ends them by itself, which would cut off what they save."""
     state = Recovery(3, ClusterConfig(grace_s=1.0))
     for rank in range(2):
-        state.on_sent(rank, 0.0, cell=1)
+        state.on_sent(rank, 0.0, cell=1, program=True)
     state.on_sent(2, 0.0, cell=2)
+    due = {Do.RELEASE, Do.END_PROGRAMS}
+    state.on_death(2, 0.1)  # of another cell, before any inspection: the session's group is broken
+    assert not due & {action.do for action in state.actions(0.2)}
     for rank in range(2):
         state.on_inspected(rank, 1.0, 0.5, in_program=True)
     state.on_interrupt(2.0, forced=False, ranks=[0, 1])
     state.on_inspected(1, 3.0, 1.0, in_program=True)
-    assert Do.RELEASE not in {action.do for action in state.actions(4.0)}
-    state.on_death(2, 5.0)  # of another cell: the session's group is broken
-    assert Do.RELEASE not in {action.do for action in state.actions(6.0)}
+    assert not due & {action.do for action in state.actions(4.0)}
     state.on_reply(0, 7.0, failed=True, broken=False)
-    (release,) = [action for action in state.actions(8.5) if action.do is Do.RELEASE]
-    assert release.cells == (1,)
+    assert not due & {action.do for action in state.actions(7.5)}
+    assert [action for action in state.actions(8.5) if action.do in due] == [Action(Do.END_PROGRAMS, cell=1)]
+    assert not due & {action.do for action in state.actions(9.0)}

@@ -85,6 +85,9 @@ def test_source_decides_whether_mpi_is_needed(folder: Path) -> None:
     write(folder, "pack/comm.py", "from mpi4py import MPI as world")
     assert needs_mpi("pack.train", str(folder), is_module=True)
     write(folder, "pack/comm.py", "world = None")
+    write(folder, "pack/__init__.py", "import mpi4py")
+    assert needs_mpi("pack.train", str(folder), is_module=True)
+    write(folder, "pack/__init__.py", "")
     assert not needs_mpi("pack.train", str(folder), is_module=True)
     assert not needs_mpi("no_such_file.py", str(folder), is_module=False)
 

@@ -166,6 +166,15 @@ def test_every_run_is_as_the_first(cluster: Cluster, folder: Path, kind: str) ->
         assert cluster.scripts.run(script).stdout == dict.fromkeys(range(2), f"{expected}\n")
 
 
+def test_package_of_a_module_is_imported_once(cluster: Cluster, folder: Path) -> None:
+    write(folder, "pack/__init__.py", "print('imported')")
+    write(folder, "pack/other.py", "")
+    write(folder, "pack/train.py", "from . import other\nprint('ran')")
+    assert lines_of(cluster.scripts.run("pack.train", is_module=True)) == {
+        rank: ["imported", "ran"] for rank in range(2)
+    }
+
+
 def test_scripts_leave_no_descriptor_and_no_thread_in_their_rank(cluster: Cluster, folder: Path) -> None:
     write(folder, "helper.py", "def double(x): return 2 * x")
     script = write(folder, "train.py", TRAIN)

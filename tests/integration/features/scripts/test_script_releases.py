@@ -10,10 +10,10 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.rank.nanny.process_tree import WARM_PROCESS
+from jupyter_disttrain.rank_sessions import WARM_PROCESS
 
 from ....support.process_tools import wait_until
-from ....support.recovery_tools import HOST, is_intact, stop, waits
+from ....support.recovery_tools import HOST, SUM, is_intact, stop, waits
 from .test_scripts import write
 
 if TYPE_CHECKING:
@@ -82,24 +82,80 @@ def test_killed_script_takes_its_detached_processes_with_it(three: Cluster, fold
     assert is_intact(three, pids)
 
 
-def test_script_that_runs_another_program_in_its_place_is_not_signalled(
-    three: Cluster, folder: Path, pids: dict[int, int]
-) -> None:
+def test_failed_script_leaves_the_session_s_groups_and_the_cells_of_others_alone(three: Cluster, folder: Path) -> None:
+    three.run("pair = dist.new_group([1, 2])")
+    before = three._session.launch.state.generation
+    code = f"""
+import os
+os.chdir({str(folder)!r})
+ends = torch.zeros(1)
+while not ends:
+    ends.fill_(os.path.exists("go"))
+    dist.all_reduce(ends, group=pair)
+print("whole")"""
+    training = three.run(code, ranks=[1, 2], block=False)
+    with pytest.raises(RankFailure, match="the cause"):
+        three.scripts.run(write(folder, "fails.py", "raise ValueError('the cause')"), ranks=[0])
+    assert not training.done
+    (folder / "go").touch()
+    assert set(training.wait().stdout.values()) == {"whole\n"}
+    assert three._session.launch.state.generation == before
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_script_is_followed_after_its_warm_process_was_killed(folder: Path) -> None:
+    code = """
+    import os, signal, time
+    for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+    open("begun" + os.environ["RANK"], "w").close()
+    time.sleep(1000)
+    """
+    with Cluster(n=2, launcher="local", preload=("this",)) as cluster:  # its own warm process
+        run = cluster.scripts.run(write(folder, "stays.py", code), block=False)
+        assert wait_until(lambda: len(list(folder.glob("begun*"))) == 2)
+        warm = psutil.Process(cluster.table[0].nanny_pid).parent()
+        assert warm is not None
+        warm.kill()
+        assert wait_until(lambda: "stays.py:5" in str(cluster.where()))
+        assert stop(cluster, run).failures[0].ename == "KeyboardInterrupt"
+        assert cluster.run("rank").results == {0: 0, 1: 1}
+
+
+def test_detached_processes_of_a_script_end_with_its_rank(three: Cluster, folder: Path) -> None:
+    code = """
+    import os, subprocess, sys, time
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    with open("new" + os.environ["RANK"], "w") as file: file.write(str(worker.pid))
+    os.rename("new" + os.environ["RANK"], "worker" + os.environ["RANK"])
+    time.sleep(1000)
+    """
+    run = three.scripts.run(write(folder, "starts.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("worker*"))) == 3)
+    workers = [psutil.Process(int(path.read_text())) for path in folder.glob("worker*")]
+    psutil.Process(three.table[1].info.pid).kill()
+    with pytest.raises(RankFailure, match="RankDied"):
+        run.wait()
+    assert wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in workers))
+    assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_script_that_runs_another_program_in_its_place_is_not_signalled(folder: Path, *, warm: bool) -> None:
     write(folder, "second.py", "import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(3)")
     code = """
     import os, sys
     open("begun" + os.environ["RANK"], "w").close()
     os.execv(sys.executable, [sys.executable, "second.py"])
     """
-    run = three.scripts.run(write(folder, "first.py", code), block=False)
-    assert wait_until(lambda: len(list(folder.glob("begun*"))) == 3)
-    assert wait_until(lambda: "waits for its program first.py" in three.where()[0])
-    for _ in range(4):
-        assert "waits for its program first.py" in three.where()[0]
-    (folder / "go").touch()
-    with pytest.raises(RankFailure, match=rf"ranks 0-2 \({HOST}\): ProgramExit: first\.py exited with code 3"):
-        run.wait()
-    assert is_intact(three, pids)
+    with Cluster(n=2, launcher="local", warm=warm) as cluster:
+        run = cluster.scripts.run(write(folder, "first.py", code), block=False)
+        assert wait_until(lambda: len(list(folder.glob("begun*"))) == 2)
+        for _ in range(4):
+            assert wait_until(lambda: "waits for its program first.py" in cluster.where()[0])
+        (folder / "go").touch()
+        with pytest.raises(RankFailure, match=rf"ranks 0-1 \({HOST}\): ProgramExit: first\.py exited with code 3"):
+            run.wait()
+        assert cluster.run("rank").results == {0: 0, 1: 1}
 
 
 def test_crash_of_a_forked_child_is_not_taken_for_the_script_s(cluster: Cluster, folder: Path) -> None:
