@@ -45,6 +45,7 @@ TUNNEL_STALE_SECONDS = 30  # without one: a notebook that lost its network must 
 
 # Between the two interrupts of a cell that has exceeded its timeout, and before it is given up.
 INTERRUPT_GRACE_SECONDS = 5.0
+INTERRUPT_WAKE_SECONDS = (0.02, 0.1, 0.5, 2.0)  # between attempts to wake a rank whose Python has not handled SIGINT
 SPACE_SECONDS = 0.1  # between two interrupts: a rank takes closer ones for one, or loses the traceback of the first
 LAST_SECONDS = 1.0  # for ranks to end after the third interrupt, before the prompt returns without them
 # The same after the first interrupt: an import or a call in C code ends before Python sees a signal.

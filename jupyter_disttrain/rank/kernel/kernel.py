@@ -33,6 +33,7 @@ from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
+from ..nanny.process_tree import WAKE_SIGNAL
 from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
@@ -99,6 +100,7 @@ class RankKernel(IPythonParallelKernel):
         self.cell_starts += [user_code.set_cells, self.shell.clear_state, self._torch_flags.note]
         self._request_handler = request_handler
         signal.signal(RELEASE_SIGNAL, self._on_release)
+        signal.signal(WAKE_SIGNAL, ignore_signal)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
     @property
@@ -240,7 +242,7 @@ class RankKernel(IPythonParallelKernel):
         loop = asyncio.get_running_loop()
 
         def interrupt(_number: int, frame: Any) -> None:
-            self._interrupted = True
+            self._note_interrupt()
             if self.shell.puts_off() or self._deferral.puts_off(frame):
                 return
             if any(map(is_statement, outwards(frame))):
@@ -254,7 +256,7 @@ class RankKernel(IPythonParallelKernel):
             signal.signal(signal.SIGINT, before)
 
     def _interrupt(self, _number: int, frame: Any) -> None:
-        self._interrupted = True
+        self._note_interrupt()
         if not any(each.f_code is _DO_EXECUTE for each in outwards(frame)):
             return  # the cell has ended, or has not begun and will not run
         if not self.shell.puts_off() and not self._deferral.puts_off(frame):
@@ -270,8 +272,9 @@ class RankKernel(IPythonParallelKernel):
         self._interrupted = False
         signal.signal(signal.SIGINT, self._note_interrupt)
 
-    def _note_interrupt(self, _number: int, _frame: Any) -> None:
+    def _note_interrupt(self, _number: int = 0, _frame: Any = None) -> None:
         self._interrupted = True
+        self._rank_end.note_interrupt()
 
     def pre_handler_hook(self) -> None:
         """Leave SIGINT to :meth:`_execute`."""

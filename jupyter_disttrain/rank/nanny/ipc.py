@@ -40,6 +40,7 @@ TOKEN_SIZE = 8
 SEEN = struct.Struct("=Q")  # shared page, offset 0: bytes that the nanny has read
 BUSY = 8  # shared page: 1 while the nanny handles output
 INTERRUPTED = 10  # shared page: 1 once the nanny has interrupted the cell
+PENDING = 11  # shared page: 1 from an interrupt until Python handles it
 USES = struct.Struct("=Q")  # shared page: the beginnings and ends of requests that the rank has served
 USES_AT = 16
 ATOMIC_BYTES = 16384  # Linux sends this many bytes on a socket at once: all or, when a signal arrives, none
@@ -219,7 +220,7 @@ class RankEnd:
         """Have the nanny handle the output so far, and attribute what follows to the cell of this header."""
         _wait_until(self._is_all_handled)
         self._mark = self._position()
-        self._wire.page[INTERRUPTED] = 0
+        self._wire.page[INTERRUPTED] = self._wire.page[PENDING] = 0
         self.send(CELL_BEGIN, [header])
 
     @property
@@ -243,6 +244,10 @@ class RankEnd:
     def was_interrupted(self) -> bool:
         """Whether the nanny has interrupted the cell, even if the cell caught the interrupt."""
         return bool(self._wire.page[INTERRUPTED])
+
+    def note_interrupt(self) -> None:
+        """Record that Python handles the last interrupt."""
+        self._wire.page[PENDING] = 0
 
     def beat(self, beat: RankVitals) -> None:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
@@ -322,6 +327,15 @@ class NannyEnd:
     def set_interrupted(self, interrupted: bool) -> None:
         """Mark whether the cell was interrupted."""
         self._page[INTERRUPTED] = int(interrupted)
+
+    def set_pending(self) -> None:
+        """Mark that an interrupt is sent."""
+        self._page[PENDING] = 1
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether Python has not handled the last interrupt, and no cell has begun since."""
+        return bool(self._page[PENDING])
 
     def count(self, size: int) -> None:
         """Count bytes that were read."""

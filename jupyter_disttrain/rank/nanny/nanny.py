@@ -50,7 +50,7 @@ from .exit_report import ExitReport
 from .ipc import CELL_BEGIN, IDENTITY, LATE, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
-from .process_tree import adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
+from .process_tree import Wake, adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
 from .publish import ActivityReporter, SideChannel
 from .replay_buffer import ReplayBuffer
 
@@ -88,6 +88,7 @@ class Nanny:
         self._has_subscriber = False
         self._hellos = Hellos()
         self._interrupt_at = ""  # the cell to interrupt as soon as it starts
+        self._wake_up = Wake(pid, lambda: self._wire.is_pending)
         self._expected_end = False
         self._kill_at: float | None = None
         self._wake_read, self._wake_write = socket.socketpair()
@@ -229,11 +230,12 @@ class Nanny:
         """Return the milliseconds to the nearest deadline."""
         now = time.monotonic()
         hello = self._hellos.next_at if self._may_send_hello() else None
-        dues = (self._output.due, self._use.due, self._kill_at, hello)
+        dues = (self._output.due, self._use.due, self._kill_at, self._wake_up.due, hello)
         nearest = min([self._cluster.next_check, *(at for at in dues if at is not None)])
         return max(0, round((nearest - now) * 1000))
 
     def _check_deadlines(self) -> None:
+        self._wake_up.check()
         now = time.monotonic()
         if self._cluster.check(once_reached=self._hellos.is_known):
             self._begin_end()
@@ -314,7 +316,9 @@ class Nanny:
         is_early = header["msg_id"] == self._interrupt_at
         self._wire.set_interrupted(is_early)
         if is_early:
+            self._wire.set_pending()
             signal_main_thread(self._pid, signal.SIGINT)
+            self._wake_up.begin()
 
     def _on_identity(self, identity: dict[str, Any]) -> None:
         self._engine = self._side_channel.engine = identity.get("engine", self._engine)
@@ -369,7 +373,9 @@ class Nanny:
         """Interrupt a cell: now if it has started, else as soon as it starts, so that no interrupt comes too early."""
         if self._output.cell.get("msg_id") == request.cell:
             self._wire.set_interrupted(True)
+            self._wire.set_pending()
             interrupt(self._pid)
+            self._wake_up.begin()
         else:
             self._interrupt_at = request.cell
 

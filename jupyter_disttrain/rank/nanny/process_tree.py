@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from ... import rank_sessions
 from ...process_table import stat_fields
-from ...protocol.time_limits import PROGRAM_SECONDS
+from ...protocol.time_limits import INTERRUPT_WAKE_SECONDS, PROGRAM_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+WAKE_SIGNAL = signal.SIGURG  # ignored by default, so that it harms no program that the rank runs in its place
 
 
 def adopt_orphans() -> None:
@@ -47,6 +49,38 @@ def signal_main_thread(pid: int, number: int) -> None:
         os.kill(pid, number)  # a C library from before 2019
     elif libc.tgkill(pid, pid, number) != 0 and ctypes.get_errno() != errno.ESRCH:  # ESRCH: it has just ended
         raise OSError(ctypes.get_errno(), "tgkill")
+
+
+class Wake:
+    """Wake a rank that an interrupt has not.
+
+    A signal that arrives just before a system call does not end that call. Python has then only noted the interrupt,
+    and raises KeyboardInterrupt after the call, e.g. a sleep of an hour. So does one whose caller was asked to restart
+    system calls (``signal.siginterrupt``). Another signal, whose handler in the rank does nothing, ends the call.
+    """
+
+    def __init__(self, pid: int, is_pending: Callable[[], bool]) -> None:
+        self._pid, self._is_pending = pid, is_pending
+        self._pauses: list[float] = []
+        self.due: float | None = None
+
+    def begin(self) -> None:
+        """Watch the rank from now on, when an interrupt has just been sent."""
+        self._pauses = list(INTERRUPT_WAKE_SECONDS)
+        self._wait()
+
+    def check(self) -> None:
+        """Wake the rank if it is time to, and Python has not handled the interrupt."""
+        if self.due is None or time.monotonic() < self.due:
+            return
+        if not self._is_pending():
+            self.due = None
+            return
+        signal_main_thread(self._pid, WAKE_SIGNAL)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.due = time.monotonic() + self._pauses.pop(0) if self._pauses else None
 
 
 def interrupt(pid: int) -> None:

@@ -185,3 +185,12 @@ def test_await_and_bash_are_interrupted_like_any_other_code(torchless: Cluster, 
     (failure,) = error.failures
     assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 1, "KeyboardInterrupt")
     assert not any("site-packages" in line or "asyncio/" in line for line in failure.traceback)
+
+
+def test_interrupt_that_has_not_ended_a_system_call_ends_it_a_moment_later(torchless: Cluster) -> None:
+    """As one that arrives just before the call: Python has noted it, and the system has begun the call."""
+    wait = "import os, signal\nsignal.siginterrupt(signal.SIGINT, False)\nprint('begun')\nos.read(os.pipe()[0], 1)"
+    run = torchless.run(wait, block=False)
+    assert wait_until(lambda: set(run.stdout.values()) == {"begun\n"})
+    (failure,) = stop(torchless, run).failures
+    assert (failure.ranks, failure.line, failure.ename) == ((0, 1), 4, "KeyboardInterrupt")
