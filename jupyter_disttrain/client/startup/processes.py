@@ -177,15 +177,19 @@ class Processes:
         controller = self._cluster.controller
         if controller is not None and not controller.alive():
             raise LaunchError(f"while starting, the controller on {socket.gethostname()} {_end_of(controller)}")
-        trouble = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
-        if trouble:
-            raise LaunchError("; ".join(trouble))
+        self._check_troubles()
         for engines in self._engines:
             if not engines.alive():
                 if fate := getattr(engines, "fate", ""):
                     raise LaunchError(f"{fate}{output_end(engines.get_output())}")
                 raise LaunchError(f"before all ranks had started, {self.launcher} {_end_of(engines)}")
         self._check_rank_processes()
+
+    def _check_troubles(self) -> None:
+        """Raise a LaunchError with what processes have written to the profile's folder before they ended."""
+        troubles = sorted({path.read_text() for path in self._folders.profile.glob("trouble-*.txt")})
+        if troubles:
+            raise LaunchError("; ".join(troubles))
 
     def _check_rank_processes(self) -> None:
         """Raise a LaunchError if a rank's process ended before it could report: mpiexec would wait for the other ranks.
@@ -204,6 +208,7 @@ class Processes:
         if not there and not self._had_processes:
             self._reaped = reaped
         elif len(there) < self._n and any(faults > self._reaped.get(pid, 0) for pid, faults in reaped.items()):
+            self._check_troubles()  # it may have written the cause since they were last read
             output = self.output
             text = f":\n{tail(output)}" if output.strip() else ""
             raise LaunchError(
