@@ -49,7 +49,7 @@ def test_torch_functions_use_the_current_default_group(three: Cluster, folder: P
     # Otherwise it would be the group at the time when a script, or any optimizer in a cell, imported them.
     (folder / "own.py").write_text(OWN_GROUP)
     assert three.run("'torch.distributed.nn.functional' in __import__('sys').modules").results[0] is False
-    three.scripts.run("own.py")
+    three.scripts.run("own.py", how="session")
     total = "torch.distributed.nn.functional.all_reduce(torch.ones(1)).item()"
     assert three.run(total).results == dict.fromkeys(range(3), 3.0)
     failure = failure_of(three, f"if rank == 0: raise ValueError('on purpose')\n{total}")
