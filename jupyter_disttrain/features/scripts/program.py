@@ -5,13 +5,16 @@ metrics and activity.
 Does not cover: starting it and waiting for it (``programs``), its code (``code``).
 
 The process is a fork of the warm process, or was started for this script. It ends as any Python program does: threads
-are waited for, exit functions are called, the interpreter is finalized.
+are waited for, exit functions are called, the script's objects are deleted, output is flushed. What the warm process
+had imported before is left to the operating system: Python would need most of a second to delete it, object by object.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import faulthandler
+import gc
 import io
 import mmap
 import os
@@ -31,10 +34,12 @@ from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
 from ...process_table import start_time
 from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
+from ...rank.interrupts.deferral import INSTALLED
 from ...rank.libraries.import_hooks import before_import, on_import
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
+from ...rank.output.streams import flush_all
 from ...rank.warm import channel
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
@@ -60,7 +65,43 @@ def run_program(named: Mapping[str, int]) -> NoReturn:
     program = Program(control, content, dict(zip(content["named"], descriptors, strict=True)))
     code = program.run()
     program.report_exit(code)
+    if not content["has_mpi"]:  # MPI ends in C functions that Python calls last
+        _end(program.folder, code)
     sys.exit(code)
+
+
+def _end(folder: str, code: Any) -> None:
+    """End this process as Python does, except for deleting what the script has not made.
+
+    Returns if there is anything to report, or if it is interrupted: Python then ends the process, and reports it.
+    """
+    if not isinstance(code, int | None):
+        return
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does first)
+        atexit._run_exitfuncs()  # noqa: SLF001  (the same)
+        _clear(folder)
+        gc.collect()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001  (the user's own objects)
+        return
+    flush_all()  # what C code has printed
+    os._exit((code or 0) & 0xFF)
+
+
+def _clear(folder: str) -> None:
+    """Delete the variables of the script and of the modules beside it, and so their objects, as Python does."""
+    own = [sys.modules["__main__"]]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if folder and isinstance(file, str) and file.startswith(folder + os.sep) and not INSTALLED.search(file):
+            own.append(module)
+    for module in own:
+        for name in sorted(vars(module), key=lambda each: not each.startswith("_")):  # these first, as Python does
+            if not name.startswith("__"):
+                vars(module)[name] = None
 
 
 class _OwnGroups:
@@ -76,6 +117,7 @@ class Program:
         self._control, self._content = control, content
         self._turns = threading.Lock()  # between messages on the socket
         self._pid = os.getpid()
+        self.folder = ""  # that of the script
         self._hidden: dict[str, ModuleType] = {}
         self._page = mmap.mmap(given["page"], mmap.PAGESIZE)
         os.close(given["page"])
@@ -129,6 +171,7 @@ class Program:
     def _run(self, found: Code) -> Any:
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__.update(found.names(), __builtins__=builtins)
+        self.folder = found.folder
         sys.argv = [found.first, *self._content["arguments"]]
         sys.orig_argv = [sys.executable, "-u", *sys.argv]
         sys.path = [found.folder, *(path for path in sys.path if path)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +15,6 @@ from jupyter_disttrain.errors import RankFailure
 from .test_scripts import SUM, TRAIN, lines_of, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from jupyter_disttrain import Cluster
 
 
@@ -68,6 +69,52 @@ def test_unclosed_resources_of_a_script_are_closed_at_its_end(cluster: Cluster, 
     script = write(folder, "it.py", "import time\n" + textwrap.dedent(POOLS[kind]))
     for _ in range(2):
         assert lines_of(cluster.scripts.run(script, ranks=0))[0][-1] == "worked"
+
+
+ENDS = """
+import atexit, ctypes, os, sys, tempfile, threading, time, weakref
+import beside
+class Noisy:
+    def __init__(self, name): self.name = name
+    def __del__(self): print("deleted", self.name, flush=True)
+class Failing:
+    def __del__(self): raise ValueError("in __del__")
+def late(): time.sleep(0.2); print("thread", flush=True)
+cycle = Noisy("cycle"); cycle.itself = cycle
+private, _private = Noisy("global"), Noisy("underscore")
+beside.kept = Noisy("of a module")
+failing = Failing()
+folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+open("folder", "w").write(folder.name)
+weakref.finalize(private, print, "finalized", flush=True)
+atexit.register(print, "exit function", flush=True)
+unflushed = open("file", "w"); unflushed.write("written")
+threading.Thread(target=late).start()
+print("printed by Python", end="")
+sys.stdout.flush()
+ctypes.CDLL(None).printf(b"\\nprinted by C\\n")
+ctypes.CDLL(None).printf(b"without a line's end")
+"""
+
+
+@pytest.mark.parametrize("code", ["", "sys.exit(3)", "sys.exit('text')", "sys.exit(-1)", "1 / 0"])
+def test_script_ends_as_under_python(cluster: Cluster, folder: Path, code: str) -> None:
+    (folder / "beside.py").write_text("")
+    write(folder, "ends.py", ENDS + code)
+    alone = subprocess.run([sys.executable, "ends.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert "deleted of a module" in alone.stdout
+    run = cluster.scripts.run("ends.py", ranks=[0], block=False)
+    if code:
+        with pytest.raises(RankFailure) as caught:
+            run.wait()
+        how = {"1 / 0": "ZeroDivisionError", "sys.exit('text')": "exited: text"}
+        assert how.get(code, f"exited with code {alone.returncode}") in str(caught.value)
+    else:
+        run.wait()
+    assert sorted(run.stdout[0].splitlines()) == sorted(alone.stdout.splitlines())
+    assert "ValueError: in __del__" in run.stderr[0]
+    assert (folder / "file").read_text() == "written"
+    assert not Path((folder / "folder").read_text()).exists()
 
 
 @pytest.mark.parametrize("error", ["", "raise RuntimeError('boom')", "raise SystemExit(3)"])
