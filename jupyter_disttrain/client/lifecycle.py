@@ -72,10 +72,10 @@ class Lifecycle:
         """End the ranks with this process, unless they are configured to outlive it."""
         _open.add(self)
 
-    def _new_launch(self, on_start: Callable[[str], None] | None) -> Launch:
+    def _new_launch(self, on_start: Callable[[str], None] | None, before: Launch | None = None) -> Launch:
         config = self.session.config
         progress = StartProgress(config, self._report, on_start or (lambda _text: None))
-        return Launch(config, progress=progress)
+        return Launch(config, progress=progress, before=before)
 
     def _start(self, launch: Launch) -> None:
         """Start the ranks; decide first where they run, unless that is done."""
@@ -126,17 +126,24 @@ class Lifecycle:
         session = self.session
         with session.restarting:
             session.check_not_closed()
-            fresh, is_gone = self._new_launch(on_start), False
+            before = session.launch
+            follows = before.can_be_followed
+            fresh, is_gone = self._new_launch(on_start, before if follows else None), False
             try:
-                if session.config.hosts:
+                if session.config.hosts or follows:
                     fresh.decide()
                 is_gone = True
-                self._end_ranks(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
-                notes = [*session.supervisor.take_notes(), *session.launch.killed]
+                session.abandon_cells(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
+                self.stop_watching()
+                if not follows:
+                    before.stop()
+                notes = [*session.supervisor.take_notes(), *before.killed]
                 self._start(fresh)
+                notes += fresh.registration.killed.values()
             except BaseException as error:  # also a KeyboardInterrupt: without ranks the cluster is closed
                 fresh.stop()
                 if is_gone:
+                    before.stop()  # what has not been taken over
                     self._close()
                     why = f"has ended, because its ranks could not be started again: {error_text(error)}"
                     session.launch.state.closed_because = why

@@ -17,6 +17,7 @@ from ..protocol.messages import Acknowledged, Asked, RankDeath, Used
 from ..protocol.requests import Publish
 from ..protocol.states import RankState
 from .cells.events import event_from
+from .startup.registration import killed_text
 from .transport.link import FIGURES
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class SessionMessages:
         """Keep a message on a rank that was killed because it took too long to exit."""
         if not unfinished:
             return
-        text = f"rank {entry.info.rank} on {entry.info.host} was killed: {unfinished}"
+        text = killed_text(entry.info, unfinished)
         if self._session.launch.link is None:  # the ranks are being ended
             self._session.launch.killed.append(text)
         else:

@@ -14,7 +14,7 @@ import socket
 import stat
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -75,6 +75,13 @@ class Folders:
         _sweep(profile.parent)
         return cls(profile=profile, run=run, local=local, cluster_id=cluster_id)
 
+    def renewed(self) -> Folders:
+        """Return the folders for other ranks of this cluster, with a new folder of logs."""
+        name = f"{self.cluster_id.rpartition('-')[0]}-{os.urandom(3).hex()}"
+        run = self.run.with_name(f"{time.strftime(_MADE)}-{name}")
+        make_private_below(run, Path(jupyter_data_dir()))
+        return replace(self, run=run)
+
     @property
     def engine_file(self) -> Path:
         """The connection file that the ranks read."""
@@ -134,6 +141,10 @@ class Folders:
         """Remove the folders that must not outlive the cluster, and the folder of logs if it is empty."""
         for folder in self.removable:
             remove_folder(folder)
+        self.remove_logs_if_empty()
+
+    def remove_logs_if_empty(self) -> None:
+        """Remove the folder of logs if it has none."""
         try:
             self.run.rmdir()
         except OSError:

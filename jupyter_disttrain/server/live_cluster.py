@@ -127,7 +127,7 @@ class LiveCluster:
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
         return {
-            "id": file.cluster_id,
+            "id": file.id,
             "name": file.name,
             "launcher": file.launcher,
             "backend": infos[0].backend,

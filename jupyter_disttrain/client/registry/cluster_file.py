@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import socket
 import threading
 from dataclasses import asdict, dataclass
@@ -63,6 +64,12 @@ class ClusterFile:
     mpi_lost: str  # why MPI has no world of all ranks; empty if it has
     table: list[dict[str, Any]]
     births: dict[str, dict[str, str]]  # start times of its processes: see ``processes.Processes.births``
+
+    @property
+    def id(self) -> str:
+        """What the panel knows the ranks by: the id of their cluster, and another after each reset."""
+        made = re.fullmatch(r"\d{8}-\d{6}-(.+)", Path(self.run).name)
+        return made.group(1) if made else self.cluster_id
 
     def write(self) -> None:
         """Write the file atomically."""
@@ -188,6 +195,11 @@ def _write(path: Path, content: Any) -> None:
     tunnel = tunnel_of(path.parent)
     if tunnel is not None:
         tunnel.push(path)
+
+
+def remove(profile: Path) -> None:
+    """Remove the description of a cluster whose ranks end, and which others take over."""
+    (profile / FILE).unlink(missing_ok=True)
 
 
 def list_job(profile: Path, cluster_id: str) -> Path:

@@ -23,6 +23,7 @@ from ...private_files import read_own
 from ...process_table import runs
 from ...protocol.ranks import counted
 from ...protocol.requests import End
+from ...protocol.shared_memory import drop_all
 from ...protocol.states import RankState
 from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...sigint import deferred_interrupts, raise_interrupted
@@ -30,6 +31,7 @@ from ..cells.history import Journal
 from ..recovery.heartbeat import HostHeartbeat
 from ..recovery.remedies import stuck_remedy, why_lost
 from ..recovery.replacement import RankReplacer
+from ..registry import cluster_file
 from ..registry.cluster_file import list_job, take_lease
 from ..transport.dispatch import MessageDispatcher
 from ..transport.link import Link
@@ -53,13 +55,18 @@ TICKS_PER_CHECK = 2  # timer ticks of the link between two checks of this machin
 
 
 class Launch:
-    """The processes of one cluster: a new one, or a running one to join (``there``)."""
+    """The processes of one cluster: a new one, or a running one to join (``there``).
+
+    With ``before``, the launch whose ranks these replace: its controller and its folders are taken over, and its ranks
+    end while these start.
+    """
 
     def __init__(
         self,
         config: ClusterConfig,
         there: ClusterFile | None = None,
         progress: StartProgress | None = None,
+        before: Launch | None = None,
     ) -> None:
         self.state = ClusterState.from_file(there, config) if there else ClusterState.before_start(config)
         self.table, self.steps = self.state.table, self.state.steps  # the same objects throughout
@@ -72,6 +79,8 @@ class Launch:
         self.journal = Journal(began_late=there is not None)
         self.progress = progress or StartProgress(config, lambda _text: None, lambda _text: None)
         self.killed: list[str] = []  # messages about ranks that were killed because they took too long to exit
+        self._before = before
+        self._ending: tuple[Processes | JobProcesses, list[tuple[int, str]], bool] | None = None  # see ``_begin_end``
         self._ticks = 0  # calls of ``_on_tick``
         self._is_being_stopped = False
         self._cut_s = 0.0  # seconds since any host of a job last replied
@@ -114,6 +123,24 @@ class Launch:
         """Raise a ClusterClosedError if the cluster was shut down or is no longer reachable."""
         self.state.check_open()
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether other ranks can take over the controller: it runs, and no ranks of other hosts depend on it."""
+        state = self.state
+        if (
+            state.link is None
+            or not state.is_started
+            or state.lost_because
+            or not isinstance(state.processes, Processes)
+        ):
+            return False
+        return not state.placement.hosts and state.processes.has_controller
+
+    @property
+    def ending(self) -> Processes | JobProcesses | None:
+        """The processes of ranks that were asked to end."""
+        return None if self._ending is None else self._ending[0]
+
     # Start
 
     def _mpiexec_was_killed(self) -> bool:
@@ -123,7 +150,11 @@ class Launch:
         state = self.state
         if state.config.job:
             return JobProcesses(state.config, state.folders.profile)
-        return Processes(state.config, state.folders, state.n, state.gpus, self._births, placement=state.placement)
+        before = self._before.ending if self._before is not None else None
+        assert not isinstance(before, JobProcesses)
+        return Processes(
+            state.config, state.folders, state.n, state.gpus, self._births, placement=state.placement, before=before
+        )
 
     def decide(self) -> None:
         """Decide the number and the placement of the ranks; :meth:`stop` releases what this takes.
@@ -134,8 +165,12 @@ class Launch:
         state.started_s = time.time()
         try:
             with deferred_interrupts():  # else an interrupt could leave a folder that nothing removes
-                state.folders = Folders.make(config.name)
-                self._taken.callback(state.folders.remove)
+                if self._before is None:
+                    state.folders = Folders.make(config.name)
+                    self._taken.callback(state.folders.remove)
+                else:
+                    state.folders = self._before.folders.renewed()
+                    self._taken.callback(state.folders.remove_logs_if_empty)
                 self.progress.open(state.folders)
             elsewhere = config.hosts or config.launcher == "slurm"
             gpus = [] if elsewhere else choose_gpus(config)
@@ -156,6 +191,8 @@ class Launch:
         Raises a LaunchError if a rank can't be started; everything that was started has ended by then.
         """
         try:
+            if self._before is not None:
+                self._take_over(self._before)
             processes = self._make_processes()
             assert isinstance(processes, Processes)  # a job starts its own
             self.state.processes = processes
@@ -164,9 +201,14 @@ class Launch:
             began_s = time.monotonic()
             self.progress.came(0)
             self.state.mpi_heals = processes.mpi_heals
-            self._take_lease()
+            if self._before is None:
+                self._take_lease()
             self._connect(self.folders.cluster_id)
             hellos, nannies = self.registration.wait_for_all(self.state.n, self._check_time, self.progress.came)
+            if self._before is not None:
+                self._before.finish_end()  # its ranks may hold the GPUs' memory
+                self._before = None
+                drop_all(self.folders.shelf_name)
             ranks = self.assignment.assign(hellos)
             self.state.came_up_s = time.monotonic() - began_s
             self.progress.forms()
@@ -181,6 +223,19 @@ class Launch:
         self.state.is_started = True
         self.write()
         self.progress.close()
+
+    def _take_over(self, before: Launch) -> None:
+        """Take the folders and the lease of the ranks that these replace, and have those ranks end."""
+        with deferred_interrupts():
+            self._taken.push(before._taken.pop_all())
+            self._held.push(before._held.pop_all())
+            self.registration.replaced = {entry.engine: entry.info for entry in before.table}
+            link = before._begin_end()
+            if link is not None:
+                link.close()
+        cluster_file.remove(self.folders.profile)
+        for path in (self.folders.cell_log, *self.folders.profile.glob("trouble-*.txt")):  # of those ranks
+            path.unlink(missing_ok=True)
 
     def join(self, *, observer: bool = False) -> None:
         """Connect to the ranks of a running cluster, and take the lease unless this is an observer.
@@ -300,27 +355,44 @@ class Launch:
         if not self.state.is_decided:
             self._give_back()
             return
-        link, self.state.link = self.link, None
-        processes, self.state.processes = self.state.processes, None
-        here = [entry for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
-        nannies = [(entry.nanny_pid, entry.nanny_started) for entry in here]
+        link = self._begin_end()
         try:
-            if link is not None:
-                self._end_ranks(link)
-            if processes is not None:
-                # Do not wait for ranks that can't receive the request to end: Jupyter gives a kernel only a few seconds
-                # to clean up. mpiexec waits for a daemon that is lost with its host, and no request reaches it.
-                is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
-                is_reachable = is_reachable and not self._heartbeat.lost_hosts
-                until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
-                while time.monotonic() < until and any(runs(*nanny) for nanny in nannies):  # they may outlive mpiexec
-                    time.sleep(PROCESSES_POLL_SECONDS)
-                processes.end(max(0.0, until - time.monotonic()))
+            self.finish_end()
+            if self._before is not None:
+                self._before.finish_end()
         finally:  # also after an interrupt
             if link is not None:
                 link.close()
             self._let_go()
             self._give_back()
+
+    def _begin_end(self) -> Link | None:
+        """Ask all ranks to end; return the link, which is to be closed."""
+        link, self.state.link = self.link, None
+        processes, self.state.processes = self.state.processes, None
+        here = [entry for entry in self.table if entry.state != RankState.DEAD and is_here(entry)]
+        nannies = [(entry.nanny_pid, entry.nanny_started) for entry in here]
+        # Do not wait for ranks that can't receive the request to end: Jupyter gives a kernel only a few seconds to
+        # clean up. mpiexec waits for a daemon that is lost with its host, and no request reaches it.
+        is_reachable = link is not None and any(entry.state != RankState.DEAD for entry in self.table)
+        if processes is not None:
+            self._ending = processes, nannies, is_reachable and not self._heartbeat.lost_hosts
+        if link is not None:
+            self._end_ranks(link)
+        return link
+
+    def finish_end(self) -> None:
+        """Wait until the ranks that were asked to end have ended, and end what is left."""
+        ending, self._ending = self._ending, None
+        if ending is None:
+            return
+        processes, nannies, is_reachable = ending
+        until = time.monotonic() + (START_END_SECONDS if is_reachable else 0.0)
+        try:
+            while time.monotonic() < until and any(runs(*nanny) for nanny in nannies):  # they may outlive mpiexec
+                time.sleep(PROCESSES_POLL_SECONDS)
+        finally:
+            processes.end(max(0.0, until - time.monotonic()))
 
     def _give_back(self) -> None:
         with deferred_interrupts():

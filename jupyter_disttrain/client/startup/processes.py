@@ -48,7 +48,8 @@ Births = dict[str, dict[str, str]]
 class Processes:
     """The controller and the rank processes of one cluster.
 
-    ``births`` is the value of :attr:`births` that an earlier notebook saved.
+    ``births`` is the value of :attr:`births` that an earlier notebook saved. With ``before``, the processes of ranks
+    that these replace, the controller is taken over.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Processes:
         births: Births | None = None,
         *,
         placement: Placement,
+        before: Processes | None = None,
     ) -> None:
         self._config, self._placement = config, placement
         self._births = births or {}
+        self._before = before
         self._gpus = gpus
         self._allocated = placement.allocated
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
@@ -86,6 +89,8 @@ class Processes:
             send_engines_connection_env=False,
             shutdown_atexit=False,
         )
+        if before is not None:
+            self._cluster.controller, self._births = before.give_controller()
         self._owner = 0 if config.keep else os.getpid()
         limit_s = config.idle_timeout_s
         # Allows for the delay with which ranks report their use.
@@ -97,18 +102,18 @@ class Processes:
         self._next_check = 0.0
 
     def start(self) -> None:
-        """Start the controller and all ranks at the same moment."""
-        ports = self._config.controller_ports
-        start_controller, start_engines = self._cluster.start_controller_sync, self._cluster.start_engines_sync
-        _outside_loop(
-            start_controller,
-            owner_pid=self._owner,
-            idle_timeout_s=self._idle_timeout_s,
-            remove_dirs=[str(folder) for folder in self._folders.removable],
-            sockets=self._folders.sockets,
-            listen=self._placement.listen,
-            ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
-        )
+        """Start the controller, unless there is one, and all ranks at the same moment."""
+        if self._before is None:
+            ports = self._config.controller_ports
+            _outside_loop(
+                self._cluster.start_controller_sync,
+                owner_pid=self._owner,
+                idle_timeout_s=self._idle_timeout_s,
+                remove_dirs=[str(folder) for folder in self._folders.removable],
+                sockets=self._folders.sockets,
+                listen=self._placement.listen,
+                ports=free_ports(self._placement.listen, *ports) if ports and self._placement.listen else [],
+            )
         own = rank_environment(self._config, self._folders, self._n, self._gpus, self._placement)
         places = [(host.name, host.slots) for host in self._placement.hosts]
         environment = (forwarded(os.environ, self._config.forward) if places else dict(os.environ)) | own
@@ -119,7 +124,9 @@ class Processes:
             options["environment"] = {name: environment[name] for name in EARLY if environment.get(name)} | own
         if places and self._config.has_mpi:
             options["network"] = self._placement.network
-        _outside_loop(start_engines, self._n, **options)
+        _outside_loop(
+            self._cluster.start_engines_sync, self._n, engine_set_id=f"ranks-{time.monotonic_ns()}", **options
+        )
 
     def _options(self, file: Path, environment: dict[str, str], places: list[tuple[str, int | None]]) -> dict[str, Any]:
         """Return the launcher's options; ``file`` has the environment of ranks on other hosts."""
@@ -294,6 +301,17 @@ class Processes:
     def output(self) -> str:
         """The output of all launchers."""
         return "".join(engines.get_output() for engines in self._engines)
+
+    def give_controller(self) -> tuple[Any, Births]:
+        """Leave the controller to other processes; return it, and the births of an earlier notebook's."""
+        controller, self._cluster.controller = self._cluster.controller, None
+        return controller, {"controller": self._births.pop("controller", {})}
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether the controller runs."""
+        controller = self._cluster.controller
+        return bool(self._inherited("controller")) if controller is None else bool(controller.alive())
 
     def end(self, patience_s: float) -> None:
         """End all processes, after waiting ``patience_s`` seconds for the ranks to end by themselves."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from ...protocol.ranks import RankInfo
     from ..transport.link import Message
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
@@ -46,10 +47,16 @@ class Registration:
         self.awaits_rank = False  # a replacement process is starting
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
+        self.replaced: dict[str, RankInfo] = {}  # by engine: the ranks that these replace, which end meanwhile
+        self.killed: dict[str, str] = {}  # messages on those of them that were killed because they took too long to end
         self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
     def on_record(self, record: RankHello | NannyHello | RankDeath) -> None:
         """Handle a hello or a death; called on the link's thread."""
+        if record.engine in self.replaced:
+            if isinstance(record, RankDeath) and record.unfinished:
+                self.killed[record.engine] = killed_text(self.replaced[record.engine], record.unfinished)
+            return
         link = self._state.link
         if not self._state.is_started or self.awaits_rank:
             self._queue.put(record)
@@ -182,6 +189,11 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
         f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
         "increase --start-timeout, or start again"
     )
+
+
+def killed_text(info: RankInfo, unfinished: str) -> str:
+    """Return the message on a rank that was killed because it took too long to exit."""
+    return f"rank {info.rank} on {info.host} was killed: {unfinished}"
 
 
 def is_here(entry: RankEntry) -> bool:
