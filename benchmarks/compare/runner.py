@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
     from .plan import Plan
 
-_ROW = {"transfer": "pull", "loop": "loop_mlp", "memory": "rank_memory"}  # the row that shows a measure's failure
+_ROW = {
+    "transfer": "pull",
+    "loop": "loop_mlp",
+    "again": "reset",
+    "memory": "rank_memory",
+}  # the row that shows a measure's failure
 # Failures of a tool or a baseline; any other exception is an error of this benchmark and ends the run.
 FAILURES = (KernelError, RuntimeError, OSError, psutil.Error)
 

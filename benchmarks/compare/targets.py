@@ -38,7 +38,13 @@ def _ratio(limit: float, stretch: float) -> Target:
 
 
 ROWS: dict[str, Row] = {
-    "start": Row("`%dist_init` until the first all_reduce is done", {0: _ratio(1.3, 1.0)}),
+    "start": Row(
+        "`%dist_init` until the first all_reduce is done",
+        {2: _ratio(0.8, 0.6), 4: _ratio(0.6, 0.45), 8: _ratio(0.45, 0.3)},
+    ),
+    "reset": Row("`%dist_reset` until the first all_reduce is done", {0: _ratio(0.15, 0.1)}),
+    "death": Row("kill -9 of a rank until the next all_reduce is done", {0: Target(limit=0.4, stretch=0.2)}),
+    "script": Row("`%dist_run` of a script with one all_reduce", {0: _ratio(0.1, 0.05)}),
     "load": Row("`%load_ext`, before that"),
     "pass": Row("`pass` on all ranks, until idle", {2: _ratio(2.5, 2.0), 4: _ratio(4.0, 3.0)}),
     "many_ranks": Row("`pass` on ranks without torch", {64: Target(limit=0.120, stretch=0.060)}),
@@ -48,7 +54,7 @@ ROWS: dict[str, Row] = {
     "push": Row("100 MB array, notebook to all ranks", {4: Target(limit=0.5, stretch=0.2)}),
     "loop_mlp": Row("DDP loop, MLP, 200 steps", {0: _ratio(1.02, 1.0)}),
     "loop_cnn": Row("DDP loop, CNN, 200 steps", {0: _ratio(1.02, 1.0)}),
-    "rank_memory": Row("memory of an idle rank, PSS", {0: _ratio(1.15, 1.05)}),
+    "rank_memory": Row("memory of an idle rank, PSS", {0: _ratio(0.65, 0.5)}),
     "rank_private": Row("memory of an idle rank, private pages"),
     "helpers": Row("processes other than ranks, total PSS"),
     "idle_cpu": Row("idle session, processor time of all processes"),

@@ -170,7 +170,7 @@ class DrivenKernel:
         with contextlib.suppress(Exception):
             self._manager.shutdown_kernel()  # by a message first, so that the kernel can end its children
         deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while (left := len(processes.with_token(self.token))) and time.monotonic() < deadline:
+        while (left := processes.left(self.token)) and time.monotonic() < deadline:
             time.sleep(0.1)
         processes.end(self.token)
         with contextlib.suppress(Exception):

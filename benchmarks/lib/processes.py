@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-TOKEN_VARIABLE = "DISTTRAIN_BENCHMARK_TOKEN"
+TOKEN_VARIABLE = "BENCHMARK_TOKEN"  # not DISTTRAIN_...: those variables are not passed on to the warm process
+WARM_PROCESS = "jupyter_disttrain.rank.warm"
 MB = 1e6
 
 
@@ -40,6 +41,11 @@ def with_token(token: str) -> list[psutil.Process]:
                     continue
                 found.append(process)
     return found
+
+
+def left(token: str) -> int:
+    """Return how many processes run that should have ended; the warm process stays for the next start."""
+    return sum(name_of(each) != WARM_PROCESS for each in with_token(token))
 
 
 def end(token: str, *, timeout_s: float = 5.0) -> int:

@@ -81,9 +81,9 @@ class Session:
         self.start_s = time.perf_counter() - begun
         for cell in self.tool.after_start_cells():
             self.kernel.run(cell)
-        self._check_ranks()
+        self.check_ranks()
 
-    def _check_ranks(self) -> None:
+    def check_ranks(self) -> None:
         """Check the result of the all_reduce on every rank, since some tools print an error and continue."""
         text = self.on_all_ranks(_CHECK).text
         found = [tuple(map(int, match.groups())) for match in _CHECKED.finditer(text)]

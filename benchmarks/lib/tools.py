@@ -76,6 +76,14 @@ class Tool:
         """Return code for the ranks that converts a tensor to the type that is pulled fastest; it is not measured."""
         return ""
 
+    def reset_cell(self) -> str | None:
+        """Return the cell that starts all ranks again, or None."""
+        return None
+
+    def script_cell(self, script: str, argument: str) -> str:
+        """Return the cell that runs a script for torchrun on the ranks, for a tool with a ``reset_cell``."""
+        raise NotImplementedError
+
     def stop_cells(self) -> list[str]:
         """Return the cells that end the ranks."""
         return []
@@ -98,6 +106,12 @@ class Disttrain(Tool):
 
     def push_cell(self, name: str) -> str:
         return f"%dist_push {name}"
+
+    def reset_cell(self) -> str:
+        return "%dist_reset"
+
+    def script_cell(self, script: str, argument: str) -> str:
+        return f"%dist_run {script} {argument}"
 
     def stop_cells(self) -> list[str]:
         return ["%dist_shutdown"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import cells, loop, output, transfer
+from . import again, cells, loop, output, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ IN_SESSION: dict[str, Callable[[Session, Plan], list[Measurement]]] = {
     "first_line": output.first_line,
     "transfer": transfer.both_ways,
     "loop": loop.against_torchrun,
+    "again": again.again,
     "lines": output.flood,  # last, since a tool may not survive it
 }
 ALL = ("start", "memory", *IN_SESSION, "many_ranks")
