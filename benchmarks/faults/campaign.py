@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from benchmarks.lib.processes import TOKEN_VARIABLE, new_token, with_token
+from benchmarks.lib.processes import TOKEN_VARIABLE, WARM_PROCESS, name_of, new_token, with_token
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import DisttrainError
 
@@ -202,4 +202,4 @@ def _orphans(cluster: Cluster) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             known |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     found = {process.pid: process for process in with_token(os.environ[TOKEN_VARIABLE])}
-    return [process for pid, process in found.items() if pid not in known]
+    return [process for pid, process in found.items() if pid not in known and name_of(process) != WARM_PROCESS]
