@@ -135,7 +135,14 @@ class Lifecycle:
                 is_gone = True
                 session.abandon_cells(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
                 self.stop_watching()
-                if not follows:
+                if follows and before.registration.awaits_rank:  # a rank has died meanwhile
+                    follows = False
+                    fresh.stop()
+                    fresh = self._new_launch(on_start)
+                if follows:
+                    for entry in before.table:
+                        session.telemetry.end_rank(entry.info.rank, expected=True)
+                else:
                     before.stop()
                 notes = [*session.supervisor.take_notes(), *before.killed]
                 self._start(fresh)

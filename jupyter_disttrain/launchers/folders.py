@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
@@ -25,13 +26,19 @@ from ..private_files import make_private_below
 from ..protocol.file_lock import check_locks
 from ..protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
 from ..protocol.time_limits import BIRTH_SECONDS, FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
+from ..rank_sessions import FOLDER as SESSIONS
 from ..rank_sessions import end_abandoned, remove_unheld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BROUGHT_METRICS = "metrics"
 KEPT_RUNS = 20  # number of log folders to keep; the oldest are removed first
 LONGEST_TEMPORARY = 70  # characters of the temporary folder's path: the path of a Unix socket may have 107
 _MADE = "%Y%m%d-%H%M%S"  # the start of the name of a folder of logs
-_RUN = re.compile(r"\d{8}-\d{6}-.+-\d+-[0-9a-f]{6}")
+_RUN = re.compile(r"\d{8}-\d{6}-.+-\d+-[0-9a-f]{6}(\.\d+)?")
+_SOCKETS = ("s-", "s:")  # the beginnings of the names of the controller's sockets
+_RESETS = re.compile(r"(?<=-[0-9a-f]{6})\.(\d+)$")  # what each reset changes in the id of a cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ class Folders:
     profile: Path  # ipyparallel's profile: connection files, the launchers' logs; removed with the cluster
     run: Path  # one log per rank; kept
     local: Path  # on this host only: the sockets and, in shared memory, large values; removed with the cluster
-    cluster_id: str
+    cluster_id: str  # with a number at its end after a reset
 
     @classmethod
     def make(cls, name: str) -> Folders:
@@ -67,30 +74,40 @@ class Folders:
                 shutil.rmtree(folder, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
-            raise LaunchError(
-                f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
-                "or set JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR to others"
-            ) from error
+            raise _unwritable(error) from error
         _prune(runs, profile.parent, keep=KEPT_RUNS)
         _sweep(profile.parent)
         return cls(profile=profile, run=run, local=local, cluster_id=cluster_id)
 
     def renewed(self) -> Folders:
-        """Return the folders for other ranks of this cluster, with a new folder of logs."""
-        name = f"{self.cluster_id.rpartition('-')[0]}-{os.urandom(3).hex()}"
-        run = self.run.with_name(f"{time.strftime(_MADE)}-{name}")
-        make_private_below(run, Path(jupyter_data_dir()))
-        return replace(self, run=run)
+        """Return the folders for ranks that replace all of these: with another id, and a new folder of logs.
+
+        Raises a LaunchError if that can't be created.
+        """
+        found = _RESETS.search(self.cluster_id)
+        cluster_id = f"{self.first_id}.{int(found[1]) + 1 if found else 2}"
+        run = self.run.with_name(f"{time.strftime(_MADE)}-{cluster_id}")
+        try:
+            make_private_below(run, Path(jupyter_data_dir()))
+        except OSError as error:
+            raise _unwritable(error) from error
+        _prune(self.run.parent, self.profile.parent, keep=KEPT_RUNS)
+        return replace(self, run=run, cluster_id=cluster_id)
+
+    @property
+    def first_id(self) -> str:
+        """The id before any reset: that of the controller, and in the names of these folders."""
+        return _RESETS.sub("", self.cluster_id)
 
     @property
     def engine_file(self) -> Path:
         """The connection file that the ranks read."""
-        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-engine.json"
+        return self.profile / "security" / f"ipcontroller-{self.first_id}-engine.json"
 
     @property
     def client_file(self) -> Path:
         """The connection file that clients read."""
-        return self.profile / "security" / f"ipcontroller-{self.cluster_id}-client.json"
+        return self.profile / "security" / f"ipcontroller-{self.first_id}-client.json"
 
     @property
     def cell_log(self) -> Path:
@@ -130,7 +147,12 @@ class Folders:
     @property
     def sockets(self) -> str:
         """The prefix of the paths of the controller's sockets."""
-        return str(self.local / "s")
+        return str(self.local / _SOCKETS[0][0])
+
+    def of_ranks(self) -> list[Path]:
+        """Return what ranks have left in the folder on this host: large values, files of MPI and of libraries."""
+        kept = (NOTEBOOK, SESSIONS)
+        return [path for path in self.local.iterdir() if path.name not in kept and not path.name.startswith(_SOCKETS)]
 
     @property
     def removable(self) -> list[Path]:
@@ -149,6 +171,15 @@ class Folders:
             self.run.rmdir()
         except OSError:
             return  # it has logs
+
+
+def remove_paths(paths: Iterable[Path]) -> None:
+    """Remove files and folders of ranks that have ended."""
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)  # MPI's own processes may be removing it too
+        else:
+            path.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -175,6 +206,13 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
+def _unwritable(error: OSError) -> LaunchError:
+    return LaunchError(
+        f"cannot write {error.filename}: {error.strerror}; free or repair that disk or folder, "
+        "or set JUPYTER_RUNTIME_DIR and JUPYTER_DATA_DIR to others"
+    )
+
+
 def make_local(cluster_id: str) -> Path:
     """Create the folder on this host: home folders may be on a remote file system, which can't hold sockets."""
     folder = ROOT / f"{PREFIX}{cluster_id}"
@@ -188,15 +226,18 @@ def make_local(cluster_id: str) -> Path:
 
 
 def _prune(runs: Path, profiles: Path, keep: int) -> None:
-    """Remove old logs, except those of running clusters and folders that are not ours.
+    """Remove old logs, except those of running clusters, since their last reset, and folders that are not ours.
 
     A notebook with another JUPYTER_RUNTIME_DIR may share the folder of logs; its clusters are known by their process.
     """
     running = tuple(f"-{profile.name}" for profile in profiles.iterdir())
-    folders = sorted(folder for folder in runs.iterdir() if folder.is_dir() and _RUN.fullmatch(folder.name))
+    found = [folder for folder in runs.iterdir() if folder.is_dir() and _RUN.fullmatch(folder.name)]
+    folders = sorted(found, key=lambda folder: (folder.name[:15], len(folder.name), folder.name))
+    newest = {_RESETS.sub("", folder.name[15:]): folder for folder in folders}
     for folder in folders[:-keep]:
         made_s = time.mktime(time.strptime(folder.name[:15], _MADE))
-        if folder.name.endswith(running) or _owner_runs(folder.name, made_s):
+        name = _RESETS.sub("", folder.name)
+        if newest[name[15:]] == folder and (name.endswith(running) or _owner_runs(name, made_s)):
             continue
         shutil.rmtree(folder, ignore_errors=True)  # another notebook may be removing it too
 

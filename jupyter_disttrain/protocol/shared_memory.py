@@ -107,13 +107,6 @@ def drop(folder: str | None, note: dict[str, Any] | None) -> None:
         _path(folder, note).unlink(missing_ok=True)
 
 
-def drop_all(folder: str | None) -> None:
-    """Remove all files from the shelf: the processes that should have fetched them are gone."""
-    for path in Path(folder).iterdir() if folder is not None else ():
-        if _NAME.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
 def _path(folder: str | None, note: dict[str, Any]) -> Path:
     """Return the path of a file on the receiver's shelf."""
     name = note.get("name") if isinstance(note, dict) else None

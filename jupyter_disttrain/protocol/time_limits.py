@@ -10,6 +10,7 @@ from __future__ import annotations
 
 QUIET_SECONDS = 0.2  # without a message from starting ranks, before the client checks whether it still has to wait
 UNCHECKED_SECONDS = 1.0  # between two such checks while messages keep arriving
+REPLY_SECONDS = 1.0  # for one of the nannies to reply before a reset; none waits for its rank
 PROCESSES_POLL_SECONDS = 0.005  # between two checks whether processes have ended
 PROCESSES_CHECK_SECONDS = 0.2  # between two checks of the processes of starting ranks
 LOCAL_DYING_SECONDS = 0.5  # for a process to end, whose sockets close before its end is visible

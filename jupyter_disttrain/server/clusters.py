@@ -48,15 +48,15 @@ class Clusters:
     def _refresh(self) -> None:
         before, live = dict(self._live), {}
         for found in cluster_file.running():
-            known = before.get(found.id)
+            known = before.get(found.cluster_id)
             if known is not None and not known.ended:
                 known.refresh(found)
-                live[found.id] = before.pop(found.id)
+                live[found.cluster_id] = before.pop(found.cluster_id)
                 continue
             try:
-                live[found.id] = LiveCluster(found)
+                live[found.cluster_id] = LiveCluster(found)
             except Exception as error:  # noqa: BLE001  (one cluster that can't be followed must not hide the others)
-                self._log.warning("jupyter_disttrain: %s can't be followed: %s", found.id, error)
+                self._log.warning("jupyter_disttrain: %s can't be followed: %s", found.cluster_id, error)
         for ended in before.values():
             ended.close()
         self._live = live
@@ -64,7 +64,7 @@ class Clusters:
     def find(self, cluster_id: str) -> LiveCluster:
         """Return one cluster; raise UsageError if it is not running."""
         for live in self.running():
-            if live.file.id == cluster_id:
+            if live.file.cluster_id == cluster_id:
                 return live
         raise UsageError(f"no cluster {cluster_id!r} is running on this host; it may have just ended")
 
@@ -81,7 +81,7 @@ class Clusters:
 
     def changes(self) -> dict[str, int]:
         """Return by cluster how often it changed in ways that are published sooner than its figures."""
-        return {live.file.id: live.telemetry.changes for live in self._live.values()}
+        return {live.file.cluster_id: live.telemetry.changes for live in self._live.values()}
 
     def snapshot(self) -> dict[str, Any]:
         """Return as JSON all clusters, those that are starting, and those that another version has started."""

@@ -145,7 +145,7 @@ class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except (ValueError, KeyError, TypeError):
             self.close(1003, "not understood")
             return
-        self._feeds = {live: feed for live, feed in self._feeds.items() if live.file.id in watched}
+        self._feeds = {live: feed for live, feed in self._feeds.items() if live.file.cluster_id in watched}
         self._watched = watched
 
     def on_close(self) -> None:
@@ -172,10 +172,10 @@ class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                         await self.write_message(json.dumps({"type": "state", **state}))
                     before = state
                 running = await asyncio.to_thread(clusters.running)
-                watched = (live for live in running if live.file.id in self._watched)
+                watched = (live for live in running if live.file.cluster_id in self._watched)
                 self._feeds = {live: self._feeds.get(live) or Feed(live.telemetry) for live in watched}
                 for live, feed in self._feeds.items():
-                    cluster_id = live.file.id
+                    cluster_id = live.file.cluster_id
                     if is_due and (devices := await asyncio.to_thread(feed.devices)):
                         message = {"type": "devices", "id": cluster_id, "ranks": devices}
                         await self.write_message(json.dumps(message))

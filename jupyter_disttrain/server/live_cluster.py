@@ -109,6 +109,9 @@ class LiveCluster:
 
     def refresh(self, file: ClusterFile) -> None:
         """Adopt the current cluster file: ranks that were replaced, the process group's generation."""
+        if file.cluster_id != self.file.cluster_id:  # all ranks were reset: they are another cluster here
+            self.ended = True
+            return
         known = {entry.engine for entry in self._launch.table}
         self.file = file
         self._launch.update(file)
@@ -127,7 +130,7 @@ class LiveCluster:
         infos = [entry.info for entry in self._launch.table]
         figures = self.telemetry.ranks
         return {
-            "id": file.id,
+            "id": file.cluster_id,
             "name": file.name,
             "launcher": file.launcher,
             "backend": infos[0].backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -57,8 +58,14 @@ def own_children(text: str) -> list[psutil.Process]:
     return found
 
 
+def first_id(cluster_id: str) -> str:
+    """Return the id of a cluster before any reset: that of its controller and its folders."""
+    return re.sub(r"\.\d+$", "", cluster_id)
+
+
 def processes_of_cluster(cluster_id: str) -> list[psutil.Process]:
-    """Return the processes of one cluster, whose id is in their arguments or environments."""
+    """Return the processes of one cluster, whose id is in their arguments or environments; after resets also."""
+    cluster_id = first_id(cluster_id)
     found = []
     for process in our_processes():
         try:
@@ -89,8 +96,8 @@ def shelves() -> set[str]:
 def nothing_is_left_of(cluster_id: str) -> bool:
     return (
         not processes_of_cluster(cluster_id)
-        and cluster_id not in folders()
-        and f"disttrain-{cluster_id}" not in shelves()
+        and first_id(cluster_id) not in folders()
+        and f"disttrain-{first_id(cluster_id)}" not in shelves()
     )
 
 

@@ -209,7 +209,7 @@ class Recovery:
         """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
         member = self.members[rank]
         cell = self._cell_of(member)
-        if cell is not None and in_program:
+        if cell is not None and in_program and now >= cell.began_at:
             cell.runs_program = True  # an earlier notebook has sent it
         if cell is not None and now >= (cell.interrupted_at or 0.0) and now >= (cell.released_at or 0.0):
             if member.waits_s is None and waits_s is not None and self.is_calm:

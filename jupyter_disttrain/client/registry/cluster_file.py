@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 import socket
 import threading
 from dataclasses import asdict, dataclass
@@ -64,12 +63,6 @@ class ClusterFile:
     mpi_lost: str  # why MPI has no world of all ranks; empty if it has
     table: list[dict[str, Any]]
     births: dict[str, dict[str, str]]  # start times of its processes: see ``processes.Processes.births``
-
-    @property
-    def id(self) -> str:
-        """What the panel knows the ranks by: the id of their cluster, and another after each reset."""
-        made = re.fullmatch(r"\d{8}-\d{6}-(.+)", Path(self.run).name)
-        return made.group(1) if made else self.cluster_id
 
     def write(self) -> None:
         """Write the file atomically."""

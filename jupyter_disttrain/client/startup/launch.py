@@ -17,13 +17,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError, UsageError
-from ...launchers.folders import Folders
+from ...launchers.folders import Folders, remove_paths
 from ...launchers.mpi import scarce_shared_memory
 from ...private_files import read_own
 from ...process_table import runs
 from ...protocol.ranks import counted
 from ...protocol.requests import End
-from ...protocol.shared_memory import drop_all
 from ...protocol.states import RankState
 from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...sigint import deferred_interrupts, raise_interrupted
@@ -42,10 +41,11 @@ from .host_placement import place
 from .processes import JobProcesses, Processes, output_end
 from .progress import StartProgress
 from .rank_assignment import RankAssignment
-from .registration import Registration, as_message, is_here, unreported_deaths
+from .registration import Registration, as_message, is_here, responds, unreported_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from ...config.cluster import ClusterConfig
     from ...protocol.messages import RankDeath
@@ -125,16 +125,16 @@ class Launch:
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether other ranks can take over the controller: it runs, and no ranks of other hosts depend on it."""
-        state = self.state
-        if (
-            state.link is None
-            or not state.is_started
-            or state.lost_because
-            or not isinstance(state.processes, Processes)
-        ):
+        """Whether other ranks can take over the controller: it responds, and serves no ranks on other hosts.
+
+        Not while a new process for a dead rank starts, which would report to the other ranks' client.
+        """
+        state, link = self.state, self.state.link
+        if link is None or not state.is_started or state.lost_because or state.placement.hosts:
             return False
-        return not state.placement.hosts and state.processes.has_controller
+        if not isinstance(state.processes, Processes) or not state.processes.has_controller:
+            return False
+        return not self.registration.awaits_rank and responds(link, state.table)
 
     @property
     def ending(self) -> Processes | JobProcesses | None:
@@ -176,6 +176,7 @@ class Launch:
             gpus = [] if elsewhere else choose_gpus(config)
             state.placement = place(config, state.folders, self.progress.waits, self._taken)
         except BaseException as error:  # also an interrupt
+            self.progress.close()
             self._give_back()
             raise_interrupted(error)
             raise
@@ -191,12 +192,10 @@ class Launch:
         Raises a LaunchError if a rank can't be started; everything that was started has ended by then.
         """
         try:
-            if self._before is not None:
-                self._take_over(self._before)
-            processes = self._make_processes()
-            assert isinstance(processes, Processes)  # a job starts its own
-            self.state.processes = processes
+            stale = [] if self._before is None else self._take_over(self._before)
             with deferred_interrupts():  # ipyparallel's event loop would lose an interrupt
+                processes = self.state.processes = self._make_processes()
+                assert isinstance(processes, Processes)  # a job starts its own
                 processes.start()
             began_s = time.monotonic()
             self.progress.came(0)
@@ -205,12 +204,14 @@ class Launch:
                 self._take_lease()
             self._connect(self.folders.cluster_id)
             hellos, nannies = self.registration.wait_for_all(self.state.n, self._check_time, self.progress.came)
+            came_up_s = time.monotonic() - began_s
             if self._before is not None:
                 self._before.finish_end()  # its ranks may hold the GPUs' memory
+                self._before.folders.remove_logs_if_empty()
                 self._before = None
-                drop_all(self.folders.shelf_name)
+                remove_paths(stale)
             ranks = self.assignment.assign(hellos)
-            self.state.came_up_s = time.monotonic() - began_s
+            self.state.came_up_s = came_up_s
             self.progress.forms()
             self.assignment.introduce(ranks, nannies)
         except BaseException as error:  # any error or interrupt: stop what was started, then raise it again
@@ -224,18 +225,23 @@ class Launch:
         self.write()
         self.progress.close()
 
-    def _take_over(self, before: Launch) -> None:
-        """Take the folders and the lease of the ranks that these replace, and have those ranks end."""
+    def _take_over(self, before: Launch) -> list[Path]:
+        """Take the folders and the lease of the ranks that these replace, and have those ranks end.
+
+        Returns what those leave in the folder on this host, to be removed once they have ended.
+        """
         with deferred_interrupts():
-            self._taken.push(before._taken.pop_all())
-            self._held.push(before._held.pop_all())
-            self.registration.replaced = {entry.engine: entry.info for entry in before.table}
+            self._taken, self._held = before._taken.pop_all(), before._held.pop_all()
+            self._taken.callback(self.folders.remove_logs_if_empty)
+            self.registration.follow(before.registration, before.table)
             link = before._begin_end()
             if link is not None:
                 link.close()
-        cluster_file.remove(self.folders.profile)
-        for path in (self.folders.cell_log, *self.folders.profile.glob("trouble-*.txt")):  # of those ranks
+        folders = self.folders
+        cluster_file.remove(folders.profile)
+        for path in (folders.cell_log, folders.stop_mark, *folders.profile.glob("trouble-*.txt")):  # of those ranks
             path.unlink(missing_ok=True)
+        return folders.of_ranks()
 
     def join(self, *, observer: bool = False) -> None:
         """Connect to the ranks of a running cluster, and take the lease unless this is an observer.
@@ -355,14 +361,17 @@ class Launch:
         if not self.state.is_decided:
             self._give_back()
             return
-        link = self._begin_end()
+        link = self.link
         try:
+            with deferred_interrupts():
+                self._begin_end()
             self.finish_end()
             if self._before is not None:
                 self._before.finish_end()
         finally:  # also after an interrupt
             if link is not None:
                 link.close()
+            self.progress.close()
             self._let_go()
             self._give_back()
 

@@ -65,7 +65,7 @@ class Processes:
     ) -> None:
         self._config, self._placement = config, placement
         self._births = births or {}
-        self._before = before
+        self._has_controller = before is not None
         self._gpus = gpus
         self._allocated = placement.allocated
         self.launcher = {"mpi": "mpiexec", "ssh": "ssh"}.get(config.launcher, "the launcher")
@@ -81,7 +81,7 @@ class Processes:
             log=log,
             load_profile=False,
             profile_dir=str(folders.profile),
-            cluster_id=folders.cluster_id,
+            cluster_id=folders.first_id,
             # Empty: ipyparallel would write the file again when the controller ends and recreate its folder.
             cluster_file="",
             controller=ControllerProcess,
@@ -103,7 +103,7 @@ class Processes:
 
     def start(self) -> None:
         """Start the controller, unless there is one, and all ranks at the same moment."""
-        if self._before is None:
+        if not self._has_controller:
             ports = self._config.controller_ports
             _outside_loop(
                 self._cluster.start_controller_sync,
@@ -184,6 +184,8 @@ class Processes:
         controller = self._cluster.controller
         if controller is not None and not controller.alive():
             raise LaunchError(f"while starting, the controller on {socket.gethostname()} {_end_of(controller)}")
+        if controller is None and self._has_controller and not self._inherited("controller"):
+            raise LaunchError(f"while starting, the controller on {socket.gethostname()} has ended")
         self._check_troubles()
         for engines in self._engines:
             if not engines.alive():
@@ -259,7 +261,7 @@ class Processes:
                 text = text or ("" if engines.alive() else "has ended")
                 if text and text != WELL_ENDED:
                     return f"mpiexec (process {engines.process.pid}) {text}; {effect}"
-        if self._births and self._config.launcher == "mpi" and not self._inherited("launcher"):
+        if "launcher" in self._births and self._config.launcher == "mpi" and not self._inherited("launcher"):
             return f"mpiexec has ended; {effect}"
         return ""
 
@@ -305,7 +307,7 @@ class Processes:
     def give_controller(self) -> tuple[Any, Births]:
         """Leave the controller to other processes; return it, and the births of an earlier notebook's."""
         controller, self._cluster.controller = self._cluster.controller, None
-        return controller, {"controller": self._births.pop("controller", {})}
+        return controller, {"controller": inherited} if (inherited := self._births.pop("controller", {})) else {}
 
     @property
     def has_controller(self) -> bool:

@@ -11,6 +11,7 @@ import queue
 import signal
 import socket
 import time
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,9 @@ from ...errors import LaunchError
 from ...process_table import runs
 from ...protocol.messages import NannyHello, RankDeath, RankHello
 from ...protocol.ranks import label_ranks
-from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello, End
+from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello, End, Ping
 from ...protocol.states import RankState
-from ...protocol.time_limits import QUIET_SECONDS, UNCHECKED_SECONDS
+from ...protocol.time_limits import QUIET_SECONDS, REPLY_SECONDS, UNCHECKED_SECONDS
 from .processes import tail
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...protocol.ranks import RankInfo
-    from ..transport.link import Message
+    from ..transport.link import Link, Message
     from .cluster_state import ClusterState
     from .rank_table import RankEntry
 
@@ -39,7 +40,8 @@ MISSED_CHECKS = 3  # checks that do not find a nanny, before its rank counts as 
 class Registration:
     """Hellos and deaths of processes that have no rank yet.
 
-    Hellos are acknowledged while the ranks start, or a replacement does; a process that registers later is ended.
+    Hellos are acknowledged while the ranks start, or a replacement does; a process that registers later is ended. Those
+    of ranks that these replace are ignored.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -48,13 +50,21 @@ class Registration:
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
         self.replaced: dict[str, RankInfo] = {}  # by engine: the ranks that these replace, which end meanwhile
+        self.seen: set[str] = set()  # engines of all processes that have reported
+        self.ignored: set[str] = set()  # engines of processes for the ranks that these replace
         self.killed: dict[str, str] = {}  # messages on those of them that were killed because they took too long to end
         self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
+    def follow(self, before: Registration, table: Sequence[RankEntry]) -> None:
+        """Ignore the processes of earlier ranks, of which ``table`` has those that run."""
+        self.replaced = {entry.engine: entry.info for entry in table}
+        self.ignored = before.seen | before.ignored | self.replaced.keys()
+
     def on_record(self, record: RankHello | NannyHello | RankDeath) -> None:
         """Handle a hello or a death; called on the link's thread."""
-        if record.engine in self.replaced:
-            if isinstance(record, RankDeath) and record.unfinished:
+        self.seen.add(record.engine)
+        if record.engine in self.ignored:
+            if isinstance(record, RankDeath) and record.unfinished and record.engine in self.replaced:
                 self.killed[record.engine] = killed_text(self.replaced[record.engine], record.unfinished)
             return
         link = self._state.link
@@ -189,6 +199,16 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
         f"rank {info.rank} on {info.host} (process {info.pid}) did not {what} within {limit_s:g} s; {hint}; "
         "increase --start-timeout, or start again"
     )
+
+
+def responds(link: Link, table: Sequence[RankEntry]) -> bool:
+    """Whether a nanny replies, and so the controller passes messages on."""
+    nannies = [entry.nanny for entry in table if entry.state != RankState.DEAD]
+    replies = [link.request(nanny, Ping(nannies=[])) for nanny in nannies]
+    done = wait(replies, REPLY_SECONDS, FIRST_COMPLETED).done
+    for reply in replies:
+        reply.cancel()
+    return bool(done)
 
 
 def killed_text(info: RankInfo, unfinished: str) -> str:

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,12 +35,12 @@ from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
 from ...process_table import start_time
 from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
-from ...rank.interrupts.deferral import INSTALLED
 from ...rank.libraries.import_hooks import before_import, on_import
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
 from ...rank.output.streams import flush_all
+from ...rank.rank_exit import files_written
 from ...rank.warm import channel
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
@@ -66,42 +67,55 @@ def run_program(named: Mapping[str, int]) -> NoReturn:
     code = program.run()
     program.report_exit(code)
     if not content["has_mpi"]:  # MPI ends in C functions that Python calls last
-        _end(program.folder, code)
+        _end(program, code)
     sys.exit(code)
 
 
-def _end(folder: str, code: Any) -> None:
-    """End this process as Python does, except for deleting what the script has not made.
+def _end(program: Program, code: Any) -> None:
+    """End this process as Python does, except for deleting what it had imported before the script ran.
 
-    Returns if there is anything to report, or if it is interrupted: Python then ends the process, and reports it.
+    Returns if there is anything to report, if it is interrupted, or if a file is still open, which may have to be
+    flushed: Python then ends the process.
     """
     if not isinstance(code, int | None):
         return
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does first)
         atexit._run_exitfuncs()  # noqa: SLF001  (the same)
-        _clear(folder)
-        gc.collect()
+        threading.excepthook = lambda _arguments: None  # of daemon threads, which Python stops here
+        _delete_modules(program.imported_before)
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             if stream is not None and not stream.closed:
                 stream.flush()
+        flush_all()  # what C code has printed
+        if files_written() - program.files_before:
+            return
     except (Exception, KeyboardInterrupt):  # noqa: BLE001  (the user's own objects)
         return
-    flush_all()  # what C code has printed
     os._exit((code or 0) & 0xFF)
 
 
-def _clear(folder: str) -> None:
-    """Delete the variables of the script and of the modules beside it, and so their objects, as Python does."""
-    own = [sys.modules["__main__"]]
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if folder and isinstance(file, str) and file.startswith(folder + os.sep) and not INSTALLED.search(file):
-            own.append(module)
-    for module in own:
-        for name in sorted(vars(module), key=lambda each: not each.startswith("_")):  # these first, as Python does
-            if not name.startswith("__"):
-                vars(module)[name] = None
+def _delete_modules(kept: Mapping[str, ModuleType]) -> None:
+    """Delete the script's modules as Python does: first those that nothing uses, then the variables of the others."""
+    modules = []
+    for name, module in reversed(list(sys.modules.items())):
+        if module is not kept.get(name) and name.partition(".")[0] != __name__.partition(".")[0]:
+            if isinstance(module, ModuleType):
+                modules.append(weakref.ref(module))
+            sys.modules[name] = None  # type: ignore[assignment]  # not imported again by what ends now
+    del module
+    gc.collect()
+    for reference in modules:
+        left = reference()
+        if left is not None:
+            _clear(object.__getattribute__(left, "__dict__"))  # a module that is not loaded yet must not be now
+    gc.collect()
+
+
+def _clear(variables: dict[str, Any]) -> None:
+    private = [name for name in variables if name.startswith("_") and not name.startswith("__")]
+    for name in (*private, *(each for each in list(variables) if each != "__builtins__")):
+        variables[name] = None
 
 
 class _OwnGroups:
@@ -117,7 +131,8 @@ class Program:
         self._control, self._content = control, content
         self._turns = threading.Lock()  # between messages on the socket
         self._pid = os.getpid()
-        self.folder = ""  # that of the script
+        self.imported_before = dict(sys.modules)
+        self.files_before = files_written()
         self._hidden: dict[str, ModuleType] = {}
         self._page = mmap.mmap(given["page"], mmap.PAGESIZE)
         os.close(given["page"])
@@ -171,7 +186,6 @@ class Program:
     def _run(self, found: Code) -> Any:
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__.update(found.names(), __builtins__=builtins)
-        self.folder = found.folder
         sys.argv = [found.first, *self._content["arguments"]]
         sys.orig_argv = [sys.executable, "-u", *sys.argv]
         sys.path = [found.folder, *(path for path in sys.path if path)]
@@ -235,8 +249,10 @@ class Program:
             if os.getpid() != self._pid:
                 return
             if request is None:
-                kill(each for each in family(self._pid, start_time(self._pid)) if each.pid != self._pid)
-                os.killpg(0, signal.SIGKILL)
+                try:
+                    kill(each for each in family(self._pid, start_time(self._pid)) if each.pid != self._pid)
+                finally:
+                    os.killpg(0, signal.SIGKILL)
                 return
             session: Any = _OwnGroups() if "torch.distributed" in sys.modules else None
             try:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import LaunchError
-from ...process_table import start_time
+from ...process_table import runs, start_time
 from ...protocol.environment import NO_WARM, PREFIX, PRELOAD, WITHOUT_TORCH
 from ...protocol.messages import signal_text
 from ...protocol.time_limits import PROGRAM_WHERE_SECONDS, PROGRAMS_GRACE_SECONDS, PROGRAMS_POLL_SECONDS
@@ -123,6 +123,7 @@ class _Running:
         self._stack = StackReader(process.pid, files.stack_file)
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._owes_reply = False
+        self.is_interrupted = False  # it ends by itself, or is killed
         self.is_connected = True  # it has not closed the connection, as it does by os.exec
         self._turns = threading.Lock()  # between a request to it and the end of the connection
         self._kills_at: float | None = None  # when to kill a program in an MPI job that should end
@@ -308,6 +309,7 @@ class Programs:
             try:
                 _, status = _wait_for_program(running)
             except KeyboardInterrupt:
+                running.is_interrupted = True
                 status = _end(running)
                 code = running.message.get("code") if status is None else status
                 if code != 0:
@@ -372,15 +374,16 @@ class Programs:
 
     @staticmethod
     def _end_because(running: _Running, because: str) -> None:
-        if running.released or running.was_killed:
+        if running.is_interrupted or running.released or running.was_killed:
             return
+        running.started_by_it = family(running.process.pid, running.started)
         if "code" in running.message:  # it has ended, except for Python's own end
             running.was_killed = True
         else:
             running.released = because
-        running.started_by_it = family(running.process.pid, running.started)
         with suppress(ProcessLookupError):
-            os.kill(running.process.pid, signal.SIGTERM)
+            if runs(running.process.pid, running.started):
+                os.kill(running.process.pid, signal.SIGTERM)
         timer = threading.Timer(PROGRAMS_GRACE_SECONDS, running.kill)
         timer.daemon = True
         timer.start()

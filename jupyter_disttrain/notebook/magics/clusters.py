@@ -77,7 +77,7 @@ class Clusters:
             self._prewarmed = Prewarmed(
                 ClusterConfig(n=n, launcher=settings.launcher, backend=settings.backend, preload=preload)
             )
-        except UsageError as error:  # %dist_init may have options with which it can start
+        except (UsageError, OSError) as error:  # %dist_init may have options with which it can start
             sys.stderr.write(f"no warm process was started before the ranks: {error}\n")
 
     def _let_warm_process_end(self) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from jupyter_disttrain.notebook.views.status_text import status_text
 from jupyter_disttrain.process_table import runs
 from jupyter_disttrain.protocol.shared_memory import NANNIES
 
+from ...conftest import LAUNCHERS
 from ...support.notebook_driver import Notebook
 from ...support.process_tools import (
     FAST,
@@ -37,7 +39,7 @@ from ...support.process_tools import (
     start,
     wait_until,
 )
-from ...support.recovery_tools import HOST
+from ...support.recovery_tools import HOST, SUM
 
 SHARED = "import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1"
 
@@ -51,7 +53,7 @@ def test_reset_gives_fresh_ranks_and_shutdown_leaves_nothing(plain: Cluster) -> 
     assert controllers
     plain.reset()
     assert plain.run("'shared' in globals(), world_size").results == {0: (False, 2), 1: (False, 2)}
-    assert plain.cluster_id == cluster_id
+    assert plain.cluster_id == f"{cluster_id}.2"
     assert {each for each in before if each.is_running()} == controllers
     plain.run(SHARED)
     plain.shutdown()
@@ -103,9 +105,11 @@ def is_reachable_beyond_loopback(port: int) -> bool:
 def test_ranks_that_outlive_mpiexec_end_at_shutdown(plain: Cluster) -> None:
     plain.run("import atexit, time; atexit.register(time.sleep, 1)")
     nannies = [entry.nanny_pid for entry in plain.table]
-    (mpiexec,) = (each for each in psutil.Process().children() if each.name() == "prterun")
-    mpiexec.kill()
-    assert wait_until(lambda: "mpiexec" in plain._session.launch.state.processes.mpiexec_end())  # type: ignore[union-attr]
+    processes = plain._session.launch.state.processes
+    assert processes is not None
+    (mpiexec,) = processes.births["launcher"]
+    os.kill(int(mpiexec), signal.SIGKILL)
+    assert wait_until(lambda: "mpiexec" in processes.mpiexec_end())
     assert plain.run("rank").results == {0: 0, 1: 1}
     assert plain.shutdown() == []
     assert not any(map(runs, nannies))
@@ -290,3 +294,56 @@ def test_notebook_folder_may_contain_modules_of_any_name(bare_notebook: Notebook
     bare_notebook.run("%dist_init -n 2 --launcher local --backend none").check()
     assert bare_notebook.run("%%distributed\nprint(rank)").check().lines == ["rank 0 │ 0", "rank 1 │ 1"]
     bare_notebook.run("%dist_shutdown").check()
+
+
+LEFT = "import os\nopen(os.environ['DISTTRAIN_LOCAL_DIR'] + '/left', 'w').close()"
+
+
+def test_comm_is_restored_after_a_death_that_follows_a_reset() -> None:
+    with Cluster(n=2, launcher="mpi", name="again") as cluster:
+        cluster.reset()
+        pid = cluster.table[1].info.pid
+        psutil.Process(pid).kill()
+        assert wait_until(lambda: cluster.table[1].info.pid != pid)
+        run = cluster.run("comm.allreduce(rank + 1)")
+        assert run.results == {0: 3, 1: 3}
+        assert not any("comm is lost" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_reset_starts_another_controller_if_the_old_one_does_not_respond(launcher: str) -> None:
+    with Cluster(n=2, launcher=launcher, name="hung") as cluster:
+        stopped = controllers_of(cluster.cluster_id)
+        for process in stopped:
+            process.suspend()
+        cluster.reset()
+        assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+        assert wait_until(lambda: not any(process.is_running() for process in stopped))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_reset_right_after_a_death(launcher: str) -> None:
+    with Cluster(n=2, launcher=launcher, name="dying") as cluster:
+        for rank in (0, 1, 0, 1):
+            psutil.Process(cluster.table[rank].info.pid).kill()
+            cluster.reset()
+            assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}
+
+
+def test_resets_leave_nothing_behind() -> None:
+    with Cluster(n=2, launcher="local", name="often") as cluster:
+        cluster.reset()
+        controllers, this_process = controllers_of(cluster.cluster_id), psutil.Process()
+        local = cluster._session.launch.folders.local
+        before = threading.active_count(), this_process.num_fds(), {path.name for path in local.iterdir()}
+        for _ in range(10):
+            cluster.run(LEFT, 0)
+            cluster.reset()
+        after = threading.active_count(), this_process.num_fds(), {path.name for path in local.iterdir()}
+        assert after == before
+        assert controllers_of(cluster.cluster_id) == controllers
+        assert cluster.run("import os; os.environ['DISTTRAIN_CLIENT']", 0).results == {0: cluster.cluster_id}
+        runs = Path(cluster._session.launch.folders.run).parent
+        assert (
+            len(list(runs.glob(f"*{cluster.cluster_id.partition('.')[0]}*"))) <= 1
+        )  # empty folders of logs are removed

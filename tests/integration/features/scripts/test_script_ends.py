@@ -72,13 +72,20 @@ def test_unclosed_resources_of_a_script_are_closed_at_its_end(cluster: Cluster, 
 
 
 ENDS = """
-import atexit, ctypes, os, sys, tempfile, threading, time, weakref
-import beside
+import atexit, ctypes, json, os, shutil, sys, tempfile, threading, time, weakref
+sys.path.append("elsewhere")
+import beside, library
 class Noisy:
     def __init__(self, name): self.name = name
     def __del__(self): print("deleted", self.name, flush=True)
 class Failing:
     def __del__(self): raise ValueError("in __del__")
+class Cache:
+    def __init__(self): self.path = tempfile.mkdtemp(dir=".")
+    def __del__(self): shutil.rmtree(self.path); print(json.dumps(["removed", os.path.exists(self.path)]), flush=True)
+cache = Cache()
+def prefetch():
+    while True: json.dumps(beside.__name__)
 def late(): time.sleep(0.2); print("thread", flush=True)
 cycle = Noisy("cycle"); cycle.itself = cycle
 private, _private = Noisy("global"), Noisy("underscore")
@@ -97,14 +104,20 @@ ctypes.CDLL(None).printf(b"without a line's end")
 """
 
 
-@pytest.mark.parametrize("code", ["", "sys.exit(3)", "sys.exit('text')", "sys.exit(-1)", "1 / 0"])
+DAEMON = "threading.Thread(target=prefetch, daemon=True).start()"  # keeps the script's variables
+
+
+@pytest.mark.parametrize("code", ["", "sys.exit(3)", "sys.exit('text')", "sys.exit(-1)", "1 / 0", DAEMON])
 def test_script_ends_as_under_python(cluster: Cluster, folder: Path, code: str) -> None:
     (folder / "beside.py").write_text("")
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/library.py").write_text("log = open('log', 'w')\nlog.write('of a library')\n")
     write(folder, "ends.py", ENDS + code)
     alone = subprocess.run([sys.executable, "ends.py"], cwd=folder, capture_output=True, text=True, check=False)
     assert "deleted of a module" in alone.stdout
+    written = (folder / "file").read_text()
     run = cluster.scripts.run("ends.py", ranks=[0], block=False)
-    if code:
+    if code not in ("", DAEMON):
         with pytest.raises(RankFailure) as caught:
             run.wait()
         how = {"1 / 0": "ZeroDivisionError", "sys.exit('text')": "exited: text"}
@@ -112,8 +125,11 @@ def test_script_ends_as_under_python(cluster: Cluster, folder: Path, code: str) 
     else:
         run.wait()
     assert sorted(run.stdout[0].splitlines()) == sorted(alone.stdout.splitlines())
-    assert "ValueError: in __del__" in run.stderr[0]
-    assert (folder / "file").read_text() == "written"
+    text = "ValueError: in __del__"
+    assert (text in run.stderr.get(0, "")) == (text in alone.stderr) == (code != DAEMON)
+    assert "Exception in thread" not in run.stderr.get(0, "")
+    assert (folder / "file").read_text() == written
+    assert (folder / "log").read_text() == "of a library"
     assert not Path((folder / "folder").read_text()).exists()
 
 
