@@ -145,7 +145,13 @@ class Lifecycle:
                 else:
                     before.stop()
                 notes = [*session.supervisor.take_notes(), *before.killed]
-                self._start(fresh)
+                try:
+                    self._start(fresh)
+                except (LaunchError, OSError):
+                    if not follows:
+                        raise
+                    fresh = self._new_launch(on_start)  # what the old ranks had left may have been the reason
+                    self._start(fresh)
                 notes += fresh.registration.killed.values()
             except BaseException as error:  # also a KeyboardInterrupt: without ranks the cluster is closed
                 fresh.stop()

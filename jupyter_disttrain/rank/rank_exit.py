@@ -33,7 +33,7 @@ class RankExit:
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
-        self._files = files_written()
+        self._files = _files_written()
 
     def run(self) -> None:
         """Run the exit; SIGALRM ends a process that takes longer than the limit."""
@@ -71,10 +71,10 @@ class RankExit:
 
     def _has_written(self) -> bool:
         """Whether files may be open that were not before; searching for the objects takes 0.1 s."""
-        return bool(files_written() - self._files)
+        return bool(_files_written() - self._files)
 
 
-def files_written() -> set[tuple[int, int]]:
+def _files_written() -> set[tuple[int, int]]:
     """Return the regular files that this process may have open for writing."""
     found = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (a Path for each takes longer)

@@ -270,7 +270,9 @@ def find(which: str | None, *, free: bool = False) -> ClusterFile:
     Raises a UsageError that lists what there is if there is none, or more than one.
     """
     there = running()
-    named = [cluster for cluster in there if which in (None, cluster.name, cluster.cluster_id)]
+    named = [
+        cluster for cluster in there if which in (None, cluster.name, cluster.cluster_id, cluster.folders.first_id)
+    ]
     if free:
         named = [cluster for cluster in named if cluster.config["keep"]]
     chosen = [cluster for cluster in named if not (free and cluster.is_held)]

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError, UsageError
-from ...launchers.folders import Folders, remove_paths
+from ...launchers.folders import Folders, answers, remove_paths
 from ...launchers.mpi import scarce_shared_memory
 from ...private_files import read_own
 from ...process_table import runs
@@ -25,6 +25,7 @@ from ...protocol.ranks import counted
 from ...protocol.requests import End
 from ...protocol.states import RankState
 from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
+from ...rank_sessions import end_abandoned
 from ...sigint import deferred_interrupts, raise_interrupted
 from ..cells.history import Journal
 from ..recovery.heartbeat import HostHeartbeat
@@ -134,6 +135,8 @@ class Launch:
             return False
         if not isinstance(state.processes, Processes) or not state.processes.has_controller:
             return False
+        if not answers(self.folders.local):  # its sockets may have been removed
+            return False
         return not self.registration.awaits_rank and responds(link, state.table)
 
     @property
@@ -209,6 +212,7 @@ class Launch:
                 self._before.finish_end()  # its ranks may hold the GPUs' memory
                 self._before.folders.remove_logs_if_empty()
                 self._before = None
+                end_abandoned(self.folders.local)  # what a killed nanny has left
                 remove_paths(stale)
             ranks = self.assignment.assign(hellos)
             self.state.came_up_s = came_up_s
@@ -359,15 +363,18 @@ class Launch:
     def stop(self) -> None:
         """End every process and remove temporary state; a second call does nothing."""
         if not self.state.is_decided:
+            self.progress.close()
             self._give_back()
             return
         link = self.link
         try:
-            with deferred_interrupts():
-                self._begin_end()
-            self.finish_end()
-            if self._before is not None:
-                self._before.finish_end()
+            try:
+                with deferred_interrupts():
+                    self._begin_end()
+            finally:
+                self.finish_end()
+                if self._before is not None:
+                    self._before.finish_end()
         finally:  # also after an interrupt
             if link is not None:
                 link.close()

@@ -50,8 +50,8 @@ class Registration:
         self._queue: queue.SimpleQueue[RankHello | NannyHello | RankDeath] = queue.SimpleQueue()
         self._checked_at = time.monotonic()
         self.replaced: dict[str, RankInfo] = {}  # by engine: the ranks that these replace, which end meanwhile
-        self.seen: set[str] = set()  # engines of all processes that have reported
-        self.ignored: set[str] = set()  # engines of processes for the ranks that these replace
+        self.seen: set[object] = set()  # all processes that have reported
+        self.ignored: set[object] = set()  # processes for the ranks that these replace
         self.killed: dict[str, str] = {}  # messages on those of them that were killed because they took too long to end
         self._handled_deaths: set[tuple[str, int]] = set()  # host and pid of processes whose death was handled
 
@@ -62,8 +62,9 @@ class Registration:
 
     def on_record(self, record: RankHello | NannyHello | RankDeath) -> None:
         """Handle a hello or a death; called on the link's thread."""
-        self.seen.add(record.engine)
-        if record.engine in self.ignored:
+        who = _who(record)
+        self.seen.add(who)
+        if who in self.ignored:
             if isinstance(record, RankDeath) and record.unfinished and record.engine in self.replaced:
                 self.killed[record.engine] = killed_text(self.replaced[record.engine], record.unfinished)
             return
@@ -201,14 +202,17 @@ def too_late(entry: RankEntry, what: str, limit_s: float, log: Path) -> LaunchEr
     )
 
 
+def _who(record: RankHello | NannyHello | RankDeath) -> object:
+    """Identify the process that a record is about; one that ended before it registered has no engine."""
+    return (record.host, record.pid) if isinstance(record, RankDeath) and not record.engine else record.engine
+
+
 def responds(link: Link, table: Sequence[RankEntry]) -> bool:
     """Whether a nanny replies, and so the controller passes messages on."""
     nannies = [entry.nanny for entry in table if entry.state != RankState.DEAD]
     replies = [link.request(nanny, Ping(nannies=[])) for nanny in nannies]
     done = wait(replies, REPLY_SECONDS, FIRST_COMPLETED).done
-    for reply in replies:
-        reply.cancel()
-    return bool(done)
+    return any(reply.exception() is None for reply in done)
 
 
 def killed_text(info: RankInfo, unfinished: str) -> str:

@@ -5,16 +5,13 @@ metrics and activity.
 Does not cover: starting it and waiting for it (``programs``), its code (``code``).
 
 The process is a fork of the warm process, or was started for this script. It ends as any Python program does: threads
-are waited for, exit functions are called, the script's objects are deleted, output is flushed. What the warm process
-had imported before is left to the operating system: Python would need most of a second to delete it, object by object.
+are waited for, exit functions are called, the interpreter is finalized.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import faulthandler
-import gc
 import io
 import mmap
 import os
@@ -23,7 +20,6 @@ import socket
 import sys
 import threading
 import traceback
-import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,8 +35,6 @@ from ...rank.libraries.import_hooks import before_import, on_import
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
-from ...rank.output.streams import flush_all
-from ...rank.rank_exit import files_written
 from ...rank.warm import channel
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
@@ -66,56 +60,7 @@ def run_program(named: Mapping[str, int]) -> NoReturn:
     program = Program(control, content, dict(zip(content["named"], descriptors, strict=True)))
     code = program.run()
     program.report_exit(code)
-    if not content["has_mpi"]:  # MPI ends in C functions that Python calls last
-        _end(program, code)
     sys.exit(code)
-
-
-def _end(program: Program, code: Any) -> None:
-    """End this process as Python does, except for deleting what it had imported before the script ran.
-
-    Returns if there is anything to report, if it is interrupted, or if a file is still open, which may have to be
-    flushed: Python then ends the process.
-    """
-    if not isinstance(code, int | None):
-        return
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does first)
-        atexit._run_exitfuncs()  # noqa: SLF001  (the same)
-        threading.excepthook = lambda _arguments: None  # of daemon threads, which Python stops here
-        _delete_modules(program.imported_before)
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            if stream is not None and not stream.closed:
-                stream.flush()
-        flush_all()  # what C code has printed
-        if files_written() - program.files_before:
-            return
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001  (the user's own objects)
-        return
-    os._exit((code or 0) & 0xFF)
-
-
-def _delete_modules(kept: Mapping[str, ModuleType]) -> None:
-    """Delete the script's modules as Python does: first those that nothing uses, then the variables of the others."""
-    modules = []
-    for name, module in reversed(list(sys.modules.items())):
-        if module is not kept.get(name) and name.partition(".")[0] != __name__.partition(".")[0]:
-            if isinstance(module, ModuleType):
-                modules.append(weakref.ref(module))
-            sys.modules[name] = None  # type: ignore[assignment]  # not imported again by what ends now
-    del module
-    gc.collect()
-    for reference in modules:
-        left = reference()
-        if left is not None:
-            _clear(object.__getattribute__(left, "__dict__"))  # a module that is not loaded yet must not be now
-    gc.collect()
-
-
-def _clear(variables: dict[str, Any]) -> None:
-    private = [name for name in variables if name.startswith("_") and not name.startswith("__")]
-    for name in (*private, *(each for each in list(variables) if each != "__builtins__")):
-        variables[name] = None
 
 
 class _OwnGroups:
@@ -131,8 +76,6 @@ class Program:
         self._control, self._content = control, content
         self._turns = threading.Lock()  # between messages on the socket
         self._pid = os.getpid()
-        self.imported_before = dict(sys.modules)
-        self.files_before = files_written()
         self._hidden: dict[str, ModuleType] = {}
         self._page = mmap.mmap(given["page"], mmap.PAGESIZE)
         os.close(given["page"])

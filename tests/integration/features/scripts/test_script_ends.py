@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
 from .test_scripts import SUM, TRAIN, lines_of, write
 
 if TYPE_CHECKING:
-    from jupyter_disttrain import Cluster
+    from collections.abc import Iterator
 
 
 POOLS = {
@@ -72,7 +73,7 @@ def test_unclosed_resources_of_a_script_are_closed_at_its_end(cluster: Cluster, 
 
 
 ENDS = """
-import atexit, ctypes, json, os, shutil, sys, tempfile, threading, time, weakref
+import atexit, ctypes, io, json, logging, os, shutil, signal, sys, tempfile, threading, time, weakref
 sys.path.append("elsewhere")
 import beside, library
 class Noisy:
@@ -84,8 +85,6 @@ class Cache:
     def __init__(self): self.path = tempfile.mkdtemp(dir=".")
     def __del__(self): shutil.rmtree(self.path); print(json.dumps(["removed", os.path.exists(self.path)]), flush=True)
 cache = Cache()
-def prefetch():
-    while True: json.dumps(beside.__name__)
 def late(): time.sleep(0.2); print("thread", flush=True)
 cycle = Noisy("cycle"); cycle.itself = cycle
 private, _private = Noisy("global"), Noisy("underscore")
@@ -104,20 +103,32 @@ ctypes.CDLL(None).printf(b"without a line's end")
 """
 
 
-DAEMON = "threading.Thread(target=prefetch, daemon=True).start()"  # keeps the script's variables
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def either(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Ranks whose scripts are forked from the warm process, or are started."""
+    with Cluster(n=2, launcher="local", name="ends", warm=request.param == "warm") as cluster:
+        yield cluster
 
 
-@pytest.mark.parametrize("code", ["", "sys.exit(3)", "sys.exit('text')", "sys.exit(-1)", "1 / 0", DAEMON])
-def test_script_ends_as_under_python(cluster: Cluster, folder: Path, code: str) -> None:
+USED = {  # what stays refers to the script's variables
+    "a signal handler": "signal.signal(signal.SIGTERM, lambda *_: cache)",
+    "a stream": "class Tee(io.TextIOBase):\n    def write(self, text): return sys.__stdout__.write(json.dumps(text))\n"
+    "    def flush(self): json.dumps(beside.kept.name)\nsys.stdout = Tee()",
+    "a library": "class Handler(logging.Handler): pass\nlogging.getLogger().addHandler(Handler())",
+}
+
+
+@pytest.mark.parametrize("code", ["", "sys.exit(3)", "sys.exit('text')", "sys.exit(-1)", "1 / 0", *USED])
+def test_script_ends_as_under_python(either: Cluster, folder: Path, code: str) -> None:
     (folder / "beside.py").write_text("")
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere/library.py").write_text("log = open('log', 'w')\nlog.write('of a library')\n")
-    write(folder, "ends.py", ENDS + code)
+    write(folder, "ends.py", ENDS + USED.get(code, code))
     alone = subprocess.run([sys.executable, "ends.py"], cwd=folder, capture_output=True, text=True, check=False)
     assert "deleted of a module" in alone.stdout
     written = (folder / "file").read_text()
-    run = cluster.scripts.run("ends.py", ranks=[0], block=False)
-    if code not in ("", DAEMON):
+    run = either.scripts.run("ends.py", ranks=[0], block=False)
+    if code not in ("", *USED):
         with pytest.raises(RankFailure) as caught:
             run.wait()
         how = {"1 / 0": "ZeroDivisionError", "sys.exit('text')": "exited: text"}
@@ -126,7 +137,7 @@ def test_script_ends_as_under_python(cluster: Cluster, folder: Path, code: str) 
         run.wait()
     assert sorted(run.stdout[0].splitlines()) == sorted(alone.stdout.splitlines())
     text = "ValueError: in __del__"
-    assert (text in run.stderr.get(0, "")) == (text in alone.stderr) == (code != DAEMON)
+    assert (text in run.stderr.get(0, "")) == (text in alone.stderr)
     assert "Exception in thread" not in run.stderr.get(0, "")
     assert (folder / "file").read_text() == written
     assert (folder / "log").read_text() == "of a library"

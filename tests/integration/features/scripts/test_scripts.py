@@ -64,8 +64,8 @@ def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path) -> None
     for _ in range(2):
         assert lines_of(cluster.scripts.run(script, ["--lr", "0.5"])) == expected
         assert cluster.run(SUM).results == {0: [3.0], 1: [3.0]}, "the session's group is there"
-    # The edited version is what runs.
-    write(folder, "helper.py", "def double(x): return 4 * x")
+    # The edited version is what runs. It has another size: Python compares the size and the seconds of the last change.
+    write(folder, "helper.py", "def double(x):\n    return 4 * x")
     assert lines_of(cluster.scripts.run(script)) == {
         rank: [f"rank {rank} of 2 local {rank} sum 6.0 lr 0.1"] for rank in range(2)
     }
