@@ -171,6 +171,7 @@ SETTLED_SECONDS = 0.1  # of waiting after all connections have closed, before a 
 GLOO_WAITS_POLL_SECONDS = 0.02  # between two checks of that
 FLIGHT_RECORDER_LIMIT_SECONDS = 0.5  # for NCCL's flight record, on a thread that serves other requests
 ABORT_SECONDS = 5.0  # for groups to be aborted on a GPU, before the process ends and the rank is replaced
+INITIALIZATION_SECONDS = 0.3  # in one call after an abort, before a communicator's initialization is ended
 MPI_WORLD_LIMIT_SECONDS = 5.0  # for a step of recovery in MPI that all ranks take together
 HELP_SECONDS = 1.0  # that a rank outside MPI helps others to be released
 HELP_PAUSE_SECONDS = 0.001  # between two such attempts

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -27,6 +29,9 @@ _mutex, _spin = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
 _libc.pthread_mutex_lock(_mutex)
 _libc.pthread_spin_init(_spin, 0)
 _libc.pthread_spin_lock(_spin)
+_torch: dict[str, Any] = {"__name__": "torch.distributed.distributed_c10d"}
+_code = "def all_reduce(function, *arguments): return function(*arguments)"
+exec(compile(_code, dist.distributed_c10d.__file__, "exec"), _torch)
 _pending: list[dict[str, Any]] = []
 aborts: list[tuple[str, str]] = []  # thread and group
 hangs = False  # an abort that never returns
@@ -65,6 +70,18 @@ def item(*, spins: bool = False) -> str:
     )
     lock()
     return "garbage"
+
+
+def initialize() -> None:
+    """Wait as NCCL does while it initializes a communicator: in C, for a connection from the other ranks."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # as NCCL, it goes on after a signal
+    try:
+        accepted = _torch["all_reduce"](_libc.accept, listener.fileno(), None, None)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    if accepted < 0:
+        raise RuntimeError("NCCL error: unhandled system error")
 
 
 def abort(pg: Any) -> None:

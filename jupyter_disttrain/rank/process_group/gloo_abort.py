@@ -1,7 +1,7 @@
 """Release threads that wait in Gloo for a connection that was closed or never opened.
 
 Covers: finding such threads, raising in them the error that Gloo omits.
-Does not cover: ending connections (``gloo_sockets``), deciding when to release (``client.recovery.state_machine``).
+Does not cover: ending connections (``sockets``), deciding when to release (``client.recovery.state_machine``).
 
 When a connection closes, Gloo raises in the operations that are queued on it, but not in the one that is half sent or
 half received: ``Pair::signalException`` in gloo/transport/tcp/pair.cc skips unbound buffers in ``tx_``, and skips

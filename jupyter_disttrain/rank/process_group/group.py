@@ -2,7 +2,7 @@
 
 Covers: ``init_process_group``, the first collective that verifies it, scripts that make a group of their own, releasing
 a rank stuck in a collective, rebuilding the group and its subgroups.
-Does not cover: when to release (``client.recovery.state_machine``), the store (``store``), sockets (``gloo_sockets``),
+Does not cover: when to release (``client.recovery.state_machine``), the store (``store``), sockets (``sockets``),
 replacing references to the old groups (``object_replacement``).
 """
 
@@ -25,15 +25,15 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from ...config.frameworks import TORCH_BACKENDS
-from ...protocol.time_limits import ABORT_SECONDS
+from ...protocol.time_limits import ABORT_SECONDS, INITIALIZATION_SECONDS
 from ..output.streams import flush_all
 from .collective_counts import Counts
 from .destroyed import forget_half_ended_groups, keep_ended_groups
 from .errors import RELEASE_SIGNAL, RendezvousError
 from .gloo_abort import end_forgotten_waits
-from .gloo_sockets import shut_down_clients_of
 from .model_rebuild import rearm_models, remember_models, reset_sharded_models
 from .object_replacement import replace_everywhere
+from .sockets import inodes, shut_down_clients_of, shut_down_opened
 from .store import check_backend, connect, serve_store, serves_itself
 from .subgroups import Groups, leave_defaults_open
 
@@ -63,6 +63,7 @@ class Group:
         self.lost_work = False  # GPU work of groups was aborted since the cell started
         self.is_raised = False  # the cell got an error for the lost work, or was interrupted
         self._abort: threading.Thread | None = None
+        self._sockets = inodes()  # of this process, when the current cell or formation started
         self._turns = threading.Lock()  # between the control thread, which releases, and the main thread, which forms
         self._old: dict[str, GroupRecord] = {}  # destroyed groups that are to be rebuilt
         self._cell = 0
@@ -147,6 +148,7 @@ class Group:
         """Set the generation, so that a release meant for an earlier group has no effect from here on."""
         with self._turns:
             self.generation = generation
+        self._sockets = inodes()
 
     def _join(self, store: Any) -> None:
         self.since_ns = time.time_ns()
@@ -233,7 +235,7 @@ class Group:
                     self.lost_work = True
                     _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
                 if self._abort is None or not self._abort.is_alive():
-                    self._abort = threading.Thread(target=self._abort_devices, name="disttrain release", daemon=True)
+                    self._abort = threading.Thread(target=self._release_devices, name="disttrain release", daemon=True)
                     self._abort.start()  # this thread keeps serving requests
             self._end_waits()
 
@@ -250,6 +252,21 @@ class Group:
         )
         flush_all(sys.stdout, sys.stderr)
         os._exit(os.EX_UNAVAILABLE)
+
+    def _release_devices(self) -> None:
+        """Abort collectives on GPUs, and end the initialization of a communicator, which no abort reaches.
+
+        A main thread that waits for that is in one call of C code of torch. The communicator's sockets were opened
+        since the cell or the formation started.
+        """
+        self._abort_devices()
+        call = _torch_call_of_main_thread()
+        deadline = time.monotonic() + INITIALIZATION_SECONDS
+        while time.monotonic() < deadline:
+            if call is None or _torch_call_of_main_thread() != call:
+                return
+            time.sleep(INITIALIZATION_SECONDS / 10)
+        shut_down_opened(self._sockets, self._port)
 
     def _end_waits(self) -> None:
         self.groups.release()
@@ -272,6 +289,8 @@ class Group:
     def take_number(self, cell: CellStarted) -> None:
         """Set the cell's number, which is the same on every rank, so it can name what the ranks do together."""
         self._cell, self._inits, self.lost_work = cell.number, 0, False
+        if self.groups.have_devices:
+            self._sockets = inodes()
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -331,3 +350,10 @@ class Group:
             self._old = self.groups.of_cells | self._old
         if world is not None and (world is ours or self._own_cell != self._cell):
             dist.destroy_process_group()
+
+
+def _torch_call_of_main_thread() -> tuple[int, int] | None:
+    """Return the main thread's innermost frame and its instruction, if that is code of torch."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    is_torch = frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "torch"
+    return (id(frame), frame.f_lasti) if frame is not None and is_torch else None

@@ -1,7 +1,7 @@
 """Record every process group of this rank and release them.
 
 Covers: recording groups as the session or a cell makes them; aborting all of them, those on GPUs concurrently.
-Does not cover: sockets (``gloo_sockets``), the session's own group (``group``).
+Does not cover: sockets (``sockets``), the session's own group (``group``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
 from ..output.user_code import is_own
-from .gloo_sockets import EventLoop, epoll_descriptors, event_loops, shut_down
+from .sockets import EventLoop, epoll_descriptors, event_loops, shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Callable

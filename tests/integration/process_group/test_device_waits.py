@@ -164,6 +164,21 @@ def test_collectives_are_counted_over_all_backends_of_a_group(device: Cluster, p
     assert is_intact(device, pids)
 
 
+INITIALIZE = """
+import socket
+served = socket.create_server(("127.0.0.1", 0))
+if rank == 0: gpu.initialize()
+else: time.sleep(1000)
+"""
+
+
+def test_initialization_of_a_communicator_is_released(device: Cluster, pids: dict[int, int]) -> None:
+    device.run("import socket; mine = socket.create_server(('127.0.0.1', 0))")
+    interrupted(device, INITIALIZE, {0}, ranks="all")
+    device.run("socket.create_connection(mine.getsockname()).close(); mine.close()")  # is not NCCL's
+    assert is_intact(device, pids)
+
+
 BAD_SHUTDOWN = """
 group = get_ipython().kernel._request_handler.group
 destroy = group._destroy
@@ -210,6 +225,26 @@ def test_rank_that_lost_its_gpu_is_replaced_with_advice(device: Cluster, pids: d
     failure = failure_of(device, code)
     assert "this process can't use its GPU any more" in failure.by_rank[2].evalue
     now = device.run("import os; os.getpid()").results
+    assert {rank for rank in range(3) if now[rank] != pids[rank]} == {2}
+
+
+DIES = """
+from jupyter_disttrain.rank.process_group.group import Group
+prove = Group._prove
+def wait(self):
+    Group._prove = prove
+    if rank == 2: os._exit(3)
+    gpu.initialize()
+Group._prove = wait
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_initialize_a_communicator_survive_the_death_of_another(
+    device: Cluster, pids: dict[int, int]
+) -> None:
+    device.run(DIES)
+    now = device.run("__import__('os').getpid()").results
     assert {rank for rank in range(3) if now[rank] != pids[rank]} == {2}
 
 

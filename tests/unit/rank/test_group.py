@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from jupyter_disttrain.protocol.requests import Form
 from jupyter_disttrain.rank.kernel.requests import RequestHandler
-from jupyter_disttrain.rank.process_group import gloo_sockets
+from jupyter_disttrain.rank.process_group import sockets
 from jupyter_disttrain.rank.process_group.errors import RendezvousError
 from jupyter_disttrain.rank.process_group.group import Group
 from jupyter_disttrain.rank.process_group.subgroups import GroupRecord, Groups
@@ -71,7 +71,7 @@ def test_group_made_while_another_thread_reads_the_records_is_kept(monkeypatch: 
 def test_looking_for_sockets_leaves_no_descriptor_open() -> None:
     descriptor = os.memfd_create("no socket")
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
-    assert gloo_sockets._kind(descriptor, os.fstat(descriptor).st_ino) is None
+    assert sockets._kind(descriptor, os.fstat(descriptor).st_ino) is None
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
     os.close(descriptor)
 

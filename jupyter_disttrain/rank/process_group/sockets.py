@@ -1,11 +1,16 @@
 """Find the sockets of process groups, to release a stuck collective.
 
-Covers: which epoll instances and sockets Gloo made for a group, shutting down only those; the store's client socket.
+Covers: which epoll instances and sockets Gloo made for a group, shutting down only those; the store's client socket;
+the sockets through which NCCL initializes a communicator.
 Does not cover: deciding when (``client.recovery.state_machine``), making a new group (``group``).
 
 Neither ``abort`` nor ``destroy_process_group`` releases a thread that waits in Gloo; the end of its connections does.
 Each Gloo group has an event loop of its own, whose epoll instance lists exactly the group's sockets in
 ``/proc/self/fdinfo``. So a data loader's, a logger's or another group's sockets stay open.
+
+NCCL initializes a communicator at a group's first collective, and its thread then waits in ``accept`` and ``recv`` for
+the other ranks, where no abort reaches it: torch has no communicator to abort yet. It watches these sockets with no
+epoll instance, other than event loops do (asyncio, ZeroMQ, Gloo, the store).
 """
 
 from __future__ import annotations
@@ -67,6 +72,39 @@ def shut_down_clients_of(port: int) -> None:
     for each in psutil.Process().net_connections("tcp"):
         if each.raddr and each.raddr.port == port:
             _shut_down(each.fd)
+
+
+def inodes() -> frozenset[int]:
+    """Return the inodes of this process's sockets, which are not reused as descriptors are."""
+    return frozenset(_sockets().values())
+
+
+def shut_down_opened(before: frozenset[int], spared_port: int) -> int:
+    """Shut down TCP sockets opened since ``before`` that no event loop watches, listening ones too; return how many.
+
+    ``spared_port`` is the store's.
+    """
+    watched = {fd for loop in epoll_descriptors() for fd, _ in _watched(loop)}
+    count = 0
+    for fd, inode in _sockets().items():
+        if inode in before or fd in watched or _kind(fd, inode) not in ("listens", "connected"):
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.getsockname()[1] != spared_port:
+                sock.shutdown(socket.SHUT_RDWR)  # ends an accept, too
+                count += 1
+    return count
+
+
+def _sockets() -> dict[int, int]:
+    """Return descriptor and inode of this process's sockets."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            target = str(link.readlink())
+            if target.startswith("socket:["):
+                found[int(link.name)] = int(target[8:-1])
+    return found
 
 
 def _watched(descriptor: int) -> Iterator[tuple[int, int]]:
