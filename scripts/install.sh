@@ -52,3 +52,5 @@ echo "Installing jupyter_disttrain[$1]"
 # `jupyter labextension develop` creates a link to the sources here, and pip would write through it.
 [[ ! -L $venv/share/jupyter/labextensions/jupyter-disttrain ]] || rm "$venv/share/jupyter/labextensions/jupyter-disttrain"
 "${pip[@]}" install -q -c constraints.txt -e ".[$1]"
+# pip compiles what it copies, not this; where PYTHONDONTWRITEBYTECODE is set, each process would compile it again.
+"$venv/bin/python" -m compileall -q jupyter_disttrain tests benchmarks

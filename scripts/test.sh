@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh [PYTEST ARGUMENTS]: run the tests, two files at a time; "-n 0" runs them one by one, in this process. The
+# test.sh [PYTEST ARGUMENTS]: run the tests, three files at a time; "-n 0" runs them one by one, in this process. The
 # browser, sshd and Slurm are installed where we are root; where they can't be, their tests are left out, and under
 # DISTTRAIN_SKIPS_FAIL=1 (see tests/support/strict_skips.py) that is a failure.
 set -euo pipefail
@@ -21,4 +21,4 @@ fi
 have_any gcc || provide "the tests of GPUs" gcc libc6-dev || echo "Skipped: the tests of GPUs, which need gcc." >&2
 
 scripts/lab.sh || echo "Skipped: the tests over several hosts." >&2
-exec .venv/bin/python -m pytest -p tests.support.strict_skips -n 2 --dist loadfile "${select[@]}" "$@"
+exec .venv/bin/python -m pytest -p tests.support.strict_skips -n 3 --dist loadfile "${select[@]}" "$@"

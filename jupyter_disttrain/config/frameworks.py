@@ -30,6 +30,10 @@ OF_SESSION_GROUPS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps for four times this before it ends
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+    # A release ends the initialization of a communicator by shutting down its sockets. NCCL's monitoring would poll a
+    # listening one for ever then, and NCCL would try for a minute to connect to a rank that has died.
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_SOCKET_RETRY_CNT": "10",  # these attempts take 5.5 s
 }
 WITH_GPUS = {"TORCH_FR_BUFFER_SIZE": "64"} | OF_SESSION_GROUPS
 # Torch's names of the session's backends. Cells mix devices: tensors on the CPU have a backend beside NCCL.

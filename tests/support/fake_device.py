@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import socket
 import threading
@@ -74,12 +75,15 @@ def item(*, spins: bool = False) -> str:
 
 def initialize() -> None:
     """Wait as NCCL does while it initializes a communicator: in C, for a connection from the other ranks."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        descriptor = listener.detach()  # it is no socket of Python's
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # as NCCL, it goes on after a signal
     try:
-        accepted = _torch["all_reduce"](_libc.accept, listener.fileno(), None, None)
+        accepted = _torch["all_reduce"](_libc.accept, descriptor, None, None)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        os.close(descriptor)
     if accepted < 0:
         raise RuntimeError("NCCL error: unhandled system error")
 

@@ -11,7 +11,8 @@ F nvmlDeviceGetCount_v2(unsigned*c){*c=n();return 0;}
 F nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){if((int)i>=n())return 2;*h=(void*)(long)(i+1);return 0;}
 F nvmlDeviceGetHandleByUUID(const char*u,void**h){for(int i=0;i<n();i++){char b[64];snprintf(b,64,"GPU-00000000-0000-0000-0000-%012d",i);if(!strcmp(u,b)){*h=(void*)(long)(i+1);return 0;}}return 6;}
 F nvmlDeviceGetName(void*h,char*b,unsigned l){snprintf(b,l,"FAKE H100 %ld",(long)h-1);return 0;}
-typedef struct{unsigned long long t,f,u;}M; F nvmlDeviceGetMemoryInfo(void*h,M*m){m->t=80ULL<<30;m->u=1ULL<<30;m->f=m->t-m->u;return 0;}
+typedef struct{unsigned long long t,f,u;}M; F nvmlDeviceGetMemoryInfo(void*h,M*m){m->t=80ULL<<30;m->u=3ULL<<29;m->f=m->t-m->u;return 0;}
+typedef struct{unsigned v;unsigned long long t,r,f,u;}M2; F nvmlDeviceGetMemoryInfo_v2(void*h,M2*m){m->t=80ULL<<30;m->r=1ULL<<29;m->u=1ULL<<30;m->f=m->t-m->r-m->u;return 0;}
 typedef struct{unsigned g,m;}U; F nvmlDeviceGetUtilizationRates(void*h,U*u){u->g=10*(long)h;u->m=1;return 0;}
 F nvmlDeviceGetPowerUsage(void*h,unsigned*p){*p=100000;return 0;}
 F nvmlDeviceGetCurrentClocksThrottleReasons(void*h,unsigned long long*r){*r=4;return 0;}

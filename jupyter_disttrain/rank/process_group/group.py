@@ -39,10 +39,13 @@ from .subgroups import Groups, leave_defaults_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
     from ...protocol.ranks import RankInfo
     from ..cell_started import CellStarted
     from .subgroups import GroupRecord
+
+_COLLECTIVE = ("torch.distributed.", "torch.autograd.")  # modules whose functions call collectives, also in C code
 
 
 class Group:
@@ -148,7 +151,7 @@ class Group:
         """Set the generation, so that a release meant for an earlier group has no effect from here on."""
         with self._turns:
             self.generation = generation
-        self._sockets = inodes()
+            self._sockets = inodes()
 
     def _join(self, store: Any) -> None:
         self.since_ns = time.time_ns()
@@ -235,7 +238,12 @@ class Group:
                     self.lost_work = True
                     _thread.interrupt_main(RELEASE_SIGNAL)  # type: ignore[arg-type]  # it takes any number
                 if self._abort is None or not self._abort.is_alive():
-                    self._abort = threading.Thread(target=self._release_devices, name="disttrain release", daemon=True)
+                    self._abort = threading.Thread(
+                        target=self._release_devices,
+                        args=(self._sockets, self._port),
+                        name="disttrain release",
+                        daemon=True,
+                    )
                     self._abort.start()  # this thread keeps serving requests
             self._end_waits()
 
@@ -253,20 +261,33 @@ class Group:
         flush_all(sys.stdout, sys.stderr)
         os._exit(os.EX_UNAVAILABLE)
 
-    def _release_devices(self) -> None:
+    def _release_devices(self, sockets: frozenset[int] | None, port: int) -> None:
         """Abort collectives on GPUs, and end the initialization of a communicator, which no abort reaches.
 
-        A main thread that waits for that is in one call of C code of torch. The communicator's sockets were opened
-        since the cell or the formation started.
+        A main thread that waits for that stays in one call of torch. The communicator's sockets were opened since
+        ``sockets``, when the cell or the formation started. Connections are shut down first: once its initialization
+        has failed, NCCL closes the listening ones itself.
         """
         self._abort_devices()
         call = _torch_call_of_main_thread()
-        deadline = time.monotonic() + INITIALIZATION_SECONDS
-        while time.monotonic() < deadline:
-            if call is None or _torch_call_of_main_thread() != call:
+        if call is None or sockets is None:
+            return
+        deadline = time.monotonic() + ABORT_SECONDS
+        for kind in ("connected", "listens"):
+            if not self._stays_in(call, INITIALIZATION_SECONDS):
                 return
-            time.sleep(INITIALIZATION_SECONDS / 10)
-        shut_down_opened(self._sockets, self._port)
+            shut_down_opened(sockets, kind, port)
+        while time.monotonic() < deadline and self._stays_in(call, INITIALIZATION_SECONDS):
+            shut_down_opened(sockets, "connected", port)  # of further attempts to connect
+
+    def _stays_in(self, call: tuple[FrameType, int], seconds: float) -> bool:
+        """Wait for the main thread to leave a call, for some time; return whether it is still there."""
+        deadline = time.monotonic() + seconds
+        while _torch_call_of_main_thread() == call:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(seconds / 10)
+        return False
 
     def _end_waits(self) -> None:
         self.groups.release()
@@ -289,7 +310,7 @@ class Group:
     def take_number(self, cell: CellStarted) -> None:
         """Set the cell's number, which is the same on every rank, so it can name what the ranks do together."""
         self._cell, self._inits, self.lost_work = cell.number, 0, False
-        if self.groups.have_devices:
+        if self.info.device != "cpu" or self.groups.have_devices:
             self._sockets = inodes()
 
     @property
@@ -352,8 +373,9 @@ class Group:
             dist.destroy_process_group()
 
 
-def _torch_call_of_main_thread() -> tuple[int, int] | None:
-    """Return the main thread's innermost frame and its instruction, if that is code of torch."""
+def _torch_call_of_main_thread() -> tuple[FrameType, int] | None:
+    """Return the main thread's innermost frame and the instruction there, if it may call a collective of torch."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    is_torch = frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "torch"
-    return (id(frame), frame.f_lasti) if frame is not None and is_torch else None
+    if frame is None or not f"{frame.f_globals.get('__name__')}.".startswith(_COLLECTIVE):
+        return None
+    return frame, frame.f_lasti

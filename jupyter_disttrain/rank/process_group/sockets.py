@@ -8,13 +8,14 @@ Neither ``abort`` nor ``destroy_process_group`` releases a thread that waits in 
 Each Gloo group has an event loop of its own, whose epoll instance lists exactly the group's sockets in
 ``/proc/self/fdinfo``. So a data loader's, a logger's or another group's sockets stay open.
 
-NCCL initializes a communicator at a group's first collective, and its thread then waits in ``accept`` and ``recv`` for
-the other ranks, where no abort reaches it: torch has no communicator to abort yet. It watches these sockets with no
-epoll instance, other than event loops do (asyncio, ZeroMQ, Gloo, the store).
+NCCL initializes a communicator at a group's first collective. Its thread then polls sockets that wait for the other
+ranks, and no abort reaches it: torch has no communicator to abort yet. NCCL sets TCP_NODELAY on all of them, and
+watches them with no epoll instance, unlike asyncio, ZeroMQ, Gloo and the store.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
@@ -74,23 +75,28 @@ def shut_down_clients_of(port: int) -> None:
             _shut_down(each.fd)
 
 
-def inodes() -> frozenset[int]:
-    """Return the inodes of this process's sockets, which are not reused as descriptors are."""
-    return frozenset(_sockets().values())
+def inodes() -> frozenset[int] | None:
+    """Return the inodes of this process's sockets, which are not reused as descriptors are; None without a free one."""
+    try:
+        return frozenset(_sockets().values())
+    except OSError:  # too many open files
+        return None
 
 
-def shut_down_opened(before: frozenset[int], spared_port: int) -> int:
-    """Shut down TCP sockets opened since ``before`` that no event loop watches, listening ones too; return how many.
+def shut_down_opened(before: frozenset[int], kind: str, spared_port: int) -> int:
+    """Shut down the sockets opened since ``before`` that may be NCCL's; return how many.
 
-    ``spared_port`` is the store's.
+    ``kind`` is ``"connected"`` or ``"listens"``; ``spared_port`` is the store's. Sockets of Python code are spared.
     """
-    watched = {fd for loop in epoll_descriptors() for fd, _ in _watched(loop)}
+    opened = {fd: inode for fd, inode in _sockets().items() if inode not in before}
+    watched = {inode for loop in epoll_descriptors() for _, inode in _watched(loop)}
+    of_python = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
     count = 0
-    for fd, inode in _sockets().items():
-        if inode in before or fd in watched or _kind(fd, inode) not in ("listens", "connected"):
+    for fd, inode in opened.items():
+        if inode in watched or fd in of_python or _kind(fd, inode) != kind:
             continue
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.getsockname()[1] != spared_port:
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # it may have ended already
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) and sock.getsockname()[1] != spared_port:
                 sock.shutdown(socket.SHUT_RDWR)  # ends an accept, too
                 count += 1
     return count

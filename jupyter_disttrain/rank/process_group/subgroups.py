@@ -76,6 +76,7 @@ class Groups:
     def __init__(self) -> None:
         self._records: dict[str, GroupRecord] = {}
         self._before: set[int] | None = None  # epoll descriptors from before the group that is being made, if any
+        self._is_made_on_gpu = False  # that group connects while it is made, as it is bound to a GPU
         self._hook()
 
     def _hook(self) -> None:
@@ -86,13 +87,14 @@ class Groups:
 
         @functools.wraps(original)
         def helper(*args: Any, **options: Any) -> Any:
+            asked = signature.bind(*args, **options).arguments
+            self._is_made_on_gpu = getattr(asked.get("device_id"), "type", "cpu") != "cpu"
             before = self._before = epoll_descriptors()
             try:
                 pg, prefix_store = original(*args, **options)
             finally:
-                self._before = None
+                self._before, self._is_made_on_gpu = None, False
             if isinstance(pg, c10d.ProcessGroup):
-                asked = signature.bind(*args, **options).arguments
                 self._records = self.live  # without those that were destroyed
                 self._records[asked["group_name"]] = GroupRecord(
                     name=asked["group_name"],
@@ -131,8 +133,8 @@ class Groups:
 
     @property
     def have_devices(self) -> bool:
-        """Whether a group has collectives on a GPU, which ending connections does not end."""
-        return any(_devices_of(record.held()) for record in self.live.values())
+        """Whether a group has collectives on a GPU, which ending connections does not end; one being made, too."""
+        return self._is_made_on_gpu or any(_devices_of(record.held()) for record in self.live.values())
 
     def abort_devices(self, limit_s: float) -> list[str]:
         """Abort the groups' collectives on GPUs; return the groups whose abort did not return within ``limit_s``.

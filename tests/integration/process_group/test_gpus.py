@@ -49,6 +49,7 @@ from jupyter_disttrain.features.telemetry.rank.gpu_stats import open_gpu
 from jupyter_disttrain.doctor import gpus
 uuid = "GPU-00000000-0000-0000-0000-000000000001"
 print(open_gpu("cuda:0", uuid).read([])["name"])  # NVML's order may be another
+print(open_gpu("cuda:0").read([])["memory_used_bytes"] / 2**30)  # without what the driver reserves
 print("others" in open_gpu("cuda:0").read([os.getpid()]))  # a process that is not here: the host's number of our own
 os.environ["FAKE_GPU_PID"] = str(os.getpid())
 print(open_gpu("cuda:0").read([os.getpid()])["others"])
@@ -64,6 +65,7 @@ def test_gpu_figures_are_those_of_the_rank_and_omit_unattributable_processes(nvm
     done = subprocess.run([sys.executable, "-c", FIGURES], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "FAKE H100 1",
+        "1.0",
         "False",
         "0",
         "FAKE H100 1 | FAKE H100 0",

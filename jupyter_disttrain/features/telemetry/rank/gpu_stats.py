@@ -71,7 +71,9 @@ class Gpu:
         ``own`` are the process IDs of the rank, and of all that works for it.
         """
         nvml = self._nvml
-        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
+        # As nvidia-smi: without what the driver reserves, which older drivers count as used.
+        info = nvml.nvmlDeviceGetMemoryInfo
+        memory = self._ask(info, nvml.nvmlMemory_v2) or self._ask(info)
         power = self._ask(nvml.nvmlDeviceGetPowerUsage)
         limits = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         figures = {
