@@ -262,7 +262,7 @@ class Cluster:
         variables.check_names(wanted)
         return variables.pull(*self._session.ready(ranks), wanted)
 
-    def copy(self, names: Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
+    def copy(self, names: str | Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
         """Copy variables from one rank to others.
 
         Raises
@@ -272,6 +272,7 @@ class Cluster:
         UnserializableValueError
             If a value can't be sent; the message names it.
         """
+        names = [names] if isinstance(names, str) else names
         variables.check_names(names)
         _, (source,) = self._session.ready(source)
         launch, chosen = self._session.ready(ranks)

@@ -106,9 +106,9 @@ class Lifecycle:
         session.supervisor = Supervisor(launch, remarks, self.reset_because, self.end_because)
         cell_log = CellLog(launch.folders.cell_log if session.config.keep else None)
         count = cell_log.last if session.cells is None else session.cells.count
-        session.cells = Cells(launch, session.supervisor, cell_log, count, session.interrupt)
+        session.cells = Cells(launch, session.supervisor, session.telemetry, cell_log, count, session.interrupt)
         allocated = launch.state.placement.allocated
-        watch = JobWatch(allocated.job, session.supervisor.note, self._on_job_over) if allocated else None
+        watch = JobWatch(allocated, session.supervisor.note, self._on_job_over) if allocated else None
         session.job_watch = watch
         remarks.of_job = list if watch is None else lambda: watch.standing
 

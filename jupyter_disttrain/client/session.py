@@ -21,6 +21,7 @@ from ..protocol.requests import Interrupt
 from ..protocol.states import RankState
 from ..protocol.time_limits import CLUSTER_NANNY_SECONDS, CLUSTER_SETTLE_SECONDS, SETTLE_CHECK_SECONDS
 from ..sigint import held_interrupts
+from .cells.cell_run import check_timeout
 from .cells.history import Origin
 from .cells.session_group import restore_group
 
@@ -117,6 +118,10 @@ class Session:
         origin: Origin | None = None,
     ) -> CellRun:
         """Run code on ranks as an IPython cell; see :meth:`jupyter_disttrain.Cluster.run`."""
+        if not isinstance(code, str):
+            raise UsageError(f"the code of a cell is a string, not of type {type(code).__name__}")
+        if timeout_s is not None:
+            check_timeout(timeout_s)
         self.settle()
         launch = self.launch
         chosen = parse_ranks(ranks, len(launch.table))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+NEW_GROUP = "new_group"  # among the groups in a report of collectives: the number of groups that the rank has made
 MAX_LABEL = 20  # characters of a label before lines; more would take space from the text
 
 

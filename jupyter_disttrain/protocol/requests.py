@@ -218,7 +218,7 @@ class Release(RankControlRequest):
 
     generation: int
     forced: bool  # without checking whether the rank waits
-    mpi: str  # whether ranks wait in MPI: "", "one" or "many" (for several requests at once)
+    mpi: str  # the kind of MPI call in which a rank waits: "", "one", "many" requests at once, or "partitioned"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +286,11 @@ class Publish(NannyRequest):
 
     record_type: str  # its message type
     content: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures(NannyRequest):
+    """Reply the rank's figures as they are now, as ``RankVitals``, without waiting until they are published next."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,6 +186,8 @@ IDLE_SECONDS = 0.5  # the same while none runs
 # In one collective, before the state of a rank shows it: a training loop is in one much of the time.
 WAITING_SECONDS = 0.3
 VITALS_SILENT_SECONDS = 3.0  # without a heartbeat, before a rank is reported as not responding
+SHORTEST_LOOP_SECONDS = 5.0  # whose progress is reported: of a shorter one, what is shown is over when it is read
+SHORTEST_PART_SECONDS = 0.5  # of it, before its duration is estimated
 LOOP_SECONDS = 0.3  # between two checks whether the loop of a cell has advanced
 NO_LOOP_SECONDS = 0.5  # the same while none runs
 SEND_SECONDS = 0.2  # between two messages with metrics of a rank
@@ -193,14 +195,12 @@ METRICS_END_SECONDS = 0.2  # at the end of a cell, for metrics that are still be
 RATE_SECONDS = 5.0  # over which rates are averaged
 STRAGGLER_SECONDS = 15.0  # over which ranks are compared to find slow ones
 CLUSTERS_POLL_SECONDS = 1.0  # between two checks of the server for clusters that have started or ended
-HANDLERS_STATE_SECONDS = 0.5  # between two checks of the server for the clusters' states
-HANDLERS_METRIC_SECONDS = 0.2  # between two messages of the server with metrics
 LIVE_RECEIVE_SECONDS = 2.0  # for the process that holds the cluster to receive a request: later it ignores it
 ACKNOWLEDGE_SECONDS = 0.5  # for its acknowledgement
 LIVE_NANNY_SECONDS = 1.0  # for a nanny to pass that request on
-WIDGET_STATE_SECONDS = 0.5  # between two checks of the widget for the ranks' states
-WIDGET_METRIC_SECONDS = 0.1  # between two checks for metrics, while there are some
-CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced
+VIEW_STATE_SECONDS = 0.5  # between two checks of the widget and of the server for the ranks' states
+CHANGE_SECONDS = 0.2  # between two checks whether a loop has advanced, and between two messages with metrics
+WIDGET_METRIC_SECONDS = 0.1  # the latter for the widget, while there are metrics
 
 # Other features
 

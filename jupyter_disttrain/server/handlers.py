@@ -28,8 +28,8 @@ from tornado.web import Finish, HTTPError, authenticated
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from ..errors import DisttrainError
-from ..features.telemetry.snapshot import Feed
-from ..protocol.time_limits import HANDLERS_METRIC_SECONDS, HANDLERS_STATE_SECONDS
+from ..features.telemetry.snapshot import Feed, seconds_until_tick
+from ..protocol.time_limits import CHANGE_SECONDS, VIEW_STATE_SECONDS
 
 if TYPE_CHECKING:
     from .clusters import Clusters
@@ -166,7 +166,7 @@ class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                 begun, changed = await asyncio.to_thread(clusters.starting), clusters.changes()
                 is_due = was != (begun, changed) or time.monotonic() >= next_state
                 if is_due:
-                    next_state = time.monotonic() + HANDLERS_STATE_SECONDS
+                    next_state = time.monotonic() + VIEW_STATE_SECONDS
                     state = await asyncio.to_thread(clusters.snapshot)
                     if state != before:
                         await self.write_message(json.dumps({"type": "state", **state}))
@@ -182,7 +182,7 @@ class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                     if metrics := await asyncio.to_thread(feed.metrics):
                         header, columns = metrics
                         await self.write_message(_pack({"id": cluster_id, **header}, columns), binary=True)
-                await asyncio.sleep(HANDLERS_METRIC_SECONDS)
+                await asyncio.sleep(seconds_until_tick(CHANGE_SECONDS))
         except WebSocketClosedError:
             return  # the browser has closed the websocket
         except Exception:

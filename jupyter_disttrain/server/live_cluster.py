@@ -8,6 +8,7 @@ The kernel that holds the cluster may be busy, stopped or dead: everything here 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import uuid
@@ -23,15 +24,17 @@ from ..client.transport.link import FIGURES
 from ..errors import UsageError
 from ..features.telemetry.client import Telemetry
 from ..features.telemetry.snapshot import snapshot
-from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath
-from ..protocol.requests import Publish
+from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath, RankVitals
+from ..protocol.requests import Figures, Publish
 from ..protocol.states import RankActivity, RankState
 from ..protocol.time_limits import ACKNOWLEDGE_SECONDS, LIVE_NANNY_SECONDS, LIVE_RECEIVE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
+    from ..client.startup.rank_table import RankEntry
     from ..client.transport.link import Message
     from ..features.telemetry.rank_figures import RankFigures
 
@@ -51,6 +54,9 @@ class LiveCluster:
             self._launch.join(observer=True)
             self.telemetry.metrics.read(self._launch.folders.metrics)
             self._launch.dispatcher.open(self)
+            asked = self._ask_figures(self._launch.table)
+            for reply in wait(asked, LIVE_NANNY_SECONDS).done:
+                self._take_figures(asked[reply], reply)
         except BaseException:  # also after an interrupt, the link's thread and sockets must not stay
             self._launch.leave()
             raise
@@ -115,12 +121,31 @@ class LiveCluster:
         known = {entry.engine for entry in self._launch.table}
         self.file = file
         self._launch.update(file)
+        new = [entry for entry in self._launch.table if entry.engine not in known]
         with self._lock:
-            self._dead -= {entry.info.rank for entry in self._launch.table if entry.engine not in known}
+            self._dead -= {entry.info.rank for entry in new}
+        for reply, rank in self._ask_figures(new).items():
+            reply.add_done_callback(functools.partial(self._take_figures, rank))
 
     def on_lost(self) -> None:
         """Record that the cluster has ended."""
         self.ended = True
+
+    def _ask_figures(self, entries: Iterable[RankEntry]) -> dict[Future[Message], int]:
+        """Request the present figures of ranks, which publish them only from time to time; return ranks by reply."""
+        if not self.file.config["sample_s"]:
+            return {}
+        link = self._launch.open_link
+        return {link.request(entry.nanny, Figures()): entry.info.rank for entry in entries}
+
+    def _take_figures(self, rank: int, reply: Future[Message]) -> None:
+        """Take the reply of a rank's nanny; without one, the rank is shown as starting until it publishes figures."""
+        if (
+            rank not in self._dead
+            and reply.exception() is None
+            and (content := reply.result()["content"]).get("status") != "error"
+        ):
+            self.telemetry.take_first(rank, RankVitals.from_content(content))
 
     # State and metrics
 

@@ -30,7 +30,13 @@ for step in range({steps}):
     time.sleep(0.02)"""
 PANEL = "#jupyter-disttrain-panel"
 START = "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none"
-END_SLOWLY = "%%distributed -r 1\nimport atexit, time\n_ = atexit.register(time.sleep, 1.5)"
+# Rank 1 ends once a file is there; it ignores the alarm that would end it earlier than its nanny does.
+END_LATER = """%%distributed -r 1
+import atexit, os, signal, time
+def end_later():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    while not os.path.exists('end'): time.sleep(0.01)
+_ = atexit.register(end_later)"""
 # All that the status bar, the panel and the widget ever show.
 RECORD = """() => {
   window.shown = new Set();
@@ -38,12 +44,15 @@ RECORD = """() => {
     document.querySelectorAll('.jdt-status, .jdt-view').forEach(each => window.shown.add(each.textContent));
   }).observe(document.body, { subtree: true, childList: true, characterData: true });
 }"""
-SHOWN = "() => [...window.shown]"
+SHOWN = "text => [...window.shown].some(each => each.includes(text))"
 BAR = """%%distributed
 import os, time
 from tqdm import tqdm
 for step in tqdm(range(60), mininterval=0):
     while step > 2 and not os.path.exists(f'step{step}'): time.sleep(0.01)"""
+SHORT_LOOPS = """%%distributed
+for epoch in range(8):
+    for step in tqdm(range(57), mininterval=0): time.sleep(0.01)"""
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
 REFUSAL = {"message": "no rank replies"}
@@ -55,6 +64,11 @@ OPEN = """async path => {
   window.jupyterapp.shell.activateById(panel.id);
 }"""
 EXECUTE = "code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code}).done"
+BEGIN = """code => {
+  window.reply = null;
+  window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code}).done
+    .then(reply => { window.reply = reply; });
+}"""
 
 
 def show_panel(page: Page) -> None:
@@ -231,27 +245,33 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
 
 
 @pytest.mark.browser
-def test_ranks_that_were_shut_down_are_never_shown_as_dead(open_notebook: Callable[..., Page]) -> None:
+def test_ranks_that_were_shut_down_are_never_shown_as_dead(
+    open_notebook: Callable[..., Page], lab_server: LabServer
+) -> None:
     page = open_notebook("%dist_status")
     show_panel(page)
     empty = page.locator(f"{PANEL} .jdt-empty")
+    idle = page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle")
     page.evaluate(EXECUTE, START)
     run_cell(page, 0)
     page.locator(".jp-Notebook .jdt-rank").nth(1).wait_for()
     page.evaluate(RECORD)
-    ends = ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNELS)
-    shown = {}
-    for end in ends:
+    may_end = lab_server.root / "end"
+    for end in ("%dist_reset -r 1", "%dist_reset", "%dist_shutdown", RESTART, END_KERNELS):
         if end in (RESTART, END_KERNELS):
             page.evaluate(EXECUTE, START)
-        page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
-        page.evaluate(EXECUTE, END_SLOWLY)
+        idle.wait_for()
+        page.evaluate(EXECUTE, END_LATER)
         page.evaluate("() => window.shown.clear()")
-        page.evaluate(*((EXECUTE, end) if end.startswith("%") else (end,)))
-        if "reset" not in end:
-            empty.wait_for()
-        shown[end] = [name for name in ("1 ended", "dead") if any(name in text for text in page.evaluate(SHOWN))]
-    assert shown == {end: ["1 ended"] for end in ends}
+        is_magic = end.startswith("%")
+        page.evaluate(*((BEGIN, end) if is_magic else (f"() => {{ ({end})(); }}",)))
+        page.locator(f"{PANEL} .jdt-state", has_text="1 ended").wait_for()
+        may_end.touch()
+        (idle if "reset" in end else empty).wait_for()
+        if is_magic:
+            page.wait_for_function("() => window.reply")
+        assert not page.evaluate(SHOWN, "dead"), end
+        may_end.unlink()
 
 
 @pytest.mark.browser
@@ -259,8 +279,11 @@ def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., 
     page = open_notebook(BAR)
     show_panel(page)
     page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%config DistributedMagics.sample = 8")
+    page.evaluate(RECORD)
     page.evaluate(EXECUTE, START)
     page.locator(f"{PANEL} .jdt-plot[aria-label^='memory']").wait_for()  # the first figures have arrived
+    assert page.evaluate(SHOWN, "2 ranks idle")
+    assert not page.evaluate(SHOWN, "2 ranks starting"), "they are ready once they are shown"
     run_cell(page, 0)
     progress = page.locator(f"{PANEL} .jdt-progress")
     for step in range(3, 8):
@@ -271,4 +294,7 @@ def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., 
     page.locator(f"{PANEL} .jdt-buttons button", has_text="Interrupt").click()
     page.locator(f"{PANEL} .jdt-state", has_text="2 ranks idle").wait_for()
     assert not progress.is_visible()
+    assert page.evaluate(SHOWN, "of 60")
+    page.evaluate(EXECUTE, SHORT_LOOPS)
+    assert not page.evaluate(SHOWN, "of 57"), "a loop that ends before it can be read"
     shut_down(page)

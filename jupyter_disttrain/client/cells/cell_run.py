@@ -17,7 +17,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...errors import CellTimeoutError, ClusterClosedError, GivenUpError, RankFailure, UnserializableValueError
+from ...errors import (
+    CellTimeoutError,
+    ClusterClosedError,
+    GivenUpError,
+    RankFailure,
+    UnserializableValueError,
+    UsageError,
+)
 from ...protocol.ranks import label_ranks
 from ...protocol.serialization import load_from
 from ...protocol.time_limits import (
@@ -256,8 +263,8 @@ class CellRun:
         Parameters
         ----------
         timeout_s
-            After this many seconds from now the ranks that still run are interrupted; in place of an earlier timeout of
-            the cell, which applies if this is None.
+            After this many seconds from now, 0 for at once, the ranks that still run are interrupted; in place of an
+            earlier timeout of the cell, which applies if this is None.
 
         Raises
         ------
@@ -274,6 +281,7 @@ class CellRun:
             If the cluster was shut down in the meantime.
         """
         if timeout_s is not None:
+            check_timeout(timeout_s, may_be_0=True)
             self.limit(timeout_s)
         with self._lock:
             if self.given_up and not self.done:  # a new wait after one that was given up starts with no interrupts
@@ -447,6 +455,12 @@ class CellRun:
         if failures:
             after_death = self._supervisor.after_death
             raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self, after_death)
+
+
+def check_timeout(timeout_s: float, *, may_be_0: bool = False) -> None:
+    """Raise a UsageError for a timeout that is not a positive number of seconds, or with ``may_be_0`` for one below."""
+    if not 0 <= timeout_s <= threading.TIMEOUT_MAX or not (timeout_s or may_be_0):
+        raise UsageError(f"the timeout of a cell is a positive number of seconds, not {timeout_s:g}")
 
 
 def not_back(ranks: Collection[int], last_resort: str) -> str:

@@ -25,6 +25,7 @@ from .history import CellEntry, MagicEntry, Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ...features.telemetry.client import Telemetry
     from ..recovery.supervisor import Supervisor
     from ..registry.cluster_file import CellLog
     from ..startup.launch import Launch
@@ -40,10 +41,17 @@ class Cells:
     """The cells that run on the ranks of one launch."""
 
     def __init__(
-        self, launch: Launch, supervisor: Supervisor, cell_log: CellLog, count: int, interrupt: Callable[..., None]
+        self,
+        launch: Launch,
+        supervisor: Supervisor,
+        telemetry: Telemetry,
+        cell_log: CellLog,
+        count: int,
+        interrupt: Callable[..., None],
     ) -> None:
         self._launch = launch
         self._supervisor = supervisor
+        self._telemetry = telemetry
         self._interrupt = interrupt
         self.cell_log = cell_log
         self._lock = threading.RLock()
@@ -221,6 +229,7 @@ class Cells:
             entry.failure = "" if content["status"] == "ok" else f"{content['ename']}: {content['evalue']}"
             if entry.state == RankState.RUNNING:
                 entry.state = RankState.IDLE
+            self._telemetry.end_cell(rank)  # what the rank reported last is not shown as the next cell's
             self._supervisor.on_reply(entry, content)
             run.put(event)  # after the supervisor: the wait for the cell then checks whether the session settled
 

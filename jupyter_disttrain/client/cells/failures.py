@@ -41,6 +41,10 @@ COMPARED_WORDS = 500  # longest middle part to compare in detail, in tokens
 LINES = 12  # of stderr or a crash report
 _NO_NEWS = "Extension modules:"  # start of a line that lists all loaded extension modules
 _GLOO_MISMATCH = "Received data size doesn't match expected size"
+_OF_GLOO = (
+    "ranks passed tensors of different sizes or types to one collective, or to a send and its recv, and Gloo aborts a "
+    "process that receives more than its tensor holds; compare the shapes on all ranks"
+)
 _RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/program.py"  # file of the frame that calls a script
 _WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
@@ -87,7 +91,9 @@ def death_of(death: Died, host: str) -> CellFailure:
 
 
 def _root_line(stderr_tail: str) -> str:
-    """Return the line of stderr on why CUDA or NCCL ended the process; empty if there is none."""
+    """Return why Gloo, CUDA or NCCL ended the process, according to stderr; empty if they did not."""
+    if _GLOO_MISMATCH in stderr_tail:
+        return _OF_GLOO
     lines = [line.strip() for line in stderr_tail.splitlines()]
     found = next((line for line in lines if "CUDA error:" in line), "")
     return found or next((line for line in lines if _WATCHDOG.search(line)), "")
@@ -97,13 +103,7 @@ def _death_lines(stderr_tail: str, crash: str) -> tuple[tuple[str, ...], str, in
     """Return the lines to show, and from the crash report the script's file (empty for a cell) and its line."""
     last_lines = stderr_tail.strip().splitlines()[-LINES:]
     reported, file, line = _up_to_own(crash)
-    shown = (["Its last lines on stderr:", *last_lines] if last_lines else []) + reported
-    if _GLOO_MISMATCH in stderr_tail:
-        shown.append(
-            "Gloo aborts a process that receives more than its tensor holds: ranks passed tensors of different"
-        )
-        shown.append("sizes or types to one collective, or to a send and its recv; compare the shapes on all ranks")
-    return tuple(shown), file, line
+    return (*(["Last lines on stderr:", *last_lines] if last_lines else []), *reported), file, line
 
 
 def _up_to_own(crash: str) -> tuple[list[str], str, int | None]:

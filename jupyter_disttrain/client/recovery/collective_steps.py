@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.ranks import label_ranks
+from ...protocol.ranks import NEW_GROUP, label_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,13 +134,14 @@ class Steps:
 
 def _note(group: str, by_total: Mapping[int, Sequence[int]]) -> str:
     least = min(by_total)
+    one, several = ("call", "calls") if group == NEW_GROUP else ("collective", "collectives")
     ahead = [
         f"{label_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} "
-        f"{total - least} {'collective' if total == least + 1 else 'collectives'} ahead"
+        f"{total - least} {one if total == least + 1 else several} ahead"
         for total, ranks in sorted(by_total.items(), reverse=True)
         if total > least
     ]
-    where = "" if group in DEFAULT_GROUPS else f" in group {group}"
+    where = "" if group in DEFAULT_GROUPS else f" in {NEW_GROUP}" if group == NEW_GROUP else f" in group {group}"
     return (
         f"out of step{where}: {', '.join(ahead)} of {label_ranks(by_total[least])}, so the next one that all ranks "
         "call will hang, unless the others call it first (if it hangs, interrupt it: all are in step again "

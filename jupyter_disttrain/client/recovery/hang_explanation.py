@@ -249,6 +249,6 @@ def mismatches(reports: Mapping[int, HangReport]) -> list[str]:
 
 
 def waits_in_mpi(replies: Iterable[Mapping[str, Any]]) -> str:
-    """Return what a release has to end in MPI: "many" if a rank waits for several requests, "one" for a call, or ""."""
+    """Return the kind of MPI call that a release has to end, see ``MpiCall``: the most difficult; empty if none."""
     seen = {each.get("mpi") for each in replies}
-    return next((each for each in ("many", "one") if each in seen), "")
+    return next((each for each in ("partitioned", "many", "one") if each in seen), "")

@@ -344,9 +344,15 @@ class Recovery:
         if self.running and now >= self._inspection_due():
             # Ranks that are expected to end are inspected often.
             calm_s = max(RECOVERY_CHECK_SECONDS, min(CALM_SECONDS, self.config.hang_after_s / 4))
-            self._next_check = now + (calm_s if self.is_calm else RECOVERY_CHECK_SECONDS)
+            regular = now + (calm_s if self.is_calm else RECOVERY_CHECK_SECONDS)
+            self._next_check = min([regular, *self._ends_of_interrupts(now)])
             actions.append(Action(Do.INSPECT))
         return actions
+
+    def _ends_of_interrupts(self, now: float) -> list[float]:
+        """Return when the interrupts of running cells will have had time to end them."""
+        interrupts = [cell.interrupted_at for cell in self._cells.values() if cell.interrupted_at is not None]
+        return [due for at in interrupts if (due := at + INTERRUPT_SECONDS) > now]
 
     def _gives_up_mpi(self, cell: RunningCell, now: float) -> bool:
         """Whether the cell's MPI calls have had their time to end, and their ranks can be replaced."""

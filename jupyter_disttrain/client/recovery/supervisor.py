@@ -233,10 +233,11 @@ class Supervisor:
             return
         elif action.do is Do.KILL:
             entry, reply = self._launch.table[action.rank], self.stacks.reports[action.rank].reply or {}
+            is_partitioned = reply.get("mpi") == "partitioned"
+            interrupted = "Open MPI can't interrupt in partitioned communication"
+            cause = interrupted if is_partitioned else "does not end when its communicator is revoked"
             what = f"rank {action.rank} on {entry.info.host} was in {reply.get('call', 'MPI')}"
-            self.end_process(
-                entry, f"{what}, which does not end when its communicator is revoked, and was interrupted three times"
-            )
+            self.end_process(entry, f"{what}, which {cause}, and was interrupted three times")
         elif action.do is Do.REPLACE:
             self._help(self._replace, action.rank)
         elif action.do is Do.FORM:
@@ -270,8 +271,7 @@ class Supervisor:
     def release(self, *, forced: bool = False) -> None:
         """Make ranks that wait in a collective, or for the group to be formed, fail with an error.
 
-        The request states for all ranks whether one waits in MPI ("one", or "many" if for several requests at once),
-        because all take part in the release then.
+        The request states for all ranks in which kind of MPI call one waits, because all take part in the release then.
         """
         with self._changed:
             mpi = waits_in_mpi(report.reply for report in self.stacks.fresh().values() if report.reply is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.hosts import HostSlots, split_command
@@ -38,10 +39,16 @@ def place(config: ClusterConfig, folders: Folders, report: Callable[[str], None]
     """Decide on which hosts the ranks run; check hosts first, and wait for a Slurm job.
 
     ``report`` is called with a line on what this waits for, each time it changes. ``taken`` receives a callback that
-    releases each resource, as soon as it is acquired. Raises a LaunchError that names each host which can't be used and
-    what to do there, or a UsageError if the number of ranks per host is not defined, or a host has too few GPUs for
-    them.
+    releases each resource, as soon as it is acquired. Raises a LaunchError if the working directory was deleted, or
+    one that names each host which can't be used and what to do there, or a UsageError if the number of ranks per host
+    is not defined, or a host has too few GPUs for them.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory, in which ranks start too, was deleted; change to another, e.g. by %cd ~"
+        ) from None
     if config.launcher == "slurm":
         return _in_job(config, folders, report, taken)
     if not config.hosts:

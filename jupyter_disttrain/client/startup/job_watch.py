@@ -20,7 +20,7 @@ from ...protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WA
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...launchers.slurm.job import SlurmJob
+    from ...launchers.slurm.allocated_nodes import AllocatedNodes
 
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,10 @@ class JobWatch:
     is over.
     """
 
-    def __init__(self, job: SlurmJob, on_notice: Callable[[str], None], on_over: Callable[[str], None]) -> None:
-        self._monitor = JobMonitor(job)
+    def __init__(
+        self, allocated: AllocatedNodes, on_notice: Callable[[str], None], on_over: Callable[[str], None]
+    ) -> None:
+        self._monitor = JobMonitor(allocated)
         self._on_notice, self._on_over = on_notice, on_over
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends the thread
         self._is_closed = threading.Event()

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ...rank.process_group.errors import is_of_group
 from ...rank.process_group.subgroups import BESIDE
+from .planners import PickledOnceSavePlanner
 from .versions import CheckpointError, reason_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Beside:
             if outcome.set_running_or_notify_cancel():  # else wait() has given it up
                 outcome.set_result(_end(written, finish, folder))
 
-        written: Any = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=group)
+        planner = PickledOnceSavePlanner()
+        written: Any = state_dict_saver.async_save(state, checkpoint_id=folder, planner=planner, process_group=group)
         self._group, self._outcome = group, outcome
         written.add_done_callback(end)
 

@@ -13,6 +13,7 @@ import errno
 import io
 import json
 import os
+import pickle
 import random
 import time
 from contextlib import contextmanager
@@ -31,13 +32,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...private_files import open_own
 from .background import Beside
+from .planners import OWN, PickledOnceLoadPlanner, PickledOnceSavePlanner
 from .versions import ABOUT, CheckpointError, begin, finish, latest, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MODEL, OPTIMIZER, STATE, VALUE = "model", "optimizer", "state", "value"  # kinds of variables
-OWN, RANDOM = ".own", ".random"  # names that no variable can have
+RANDOM = ".random"  # a name that no variable can have
 FLAT = states.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -75,7 +77,7 @@ class Checkpoints:
             self._beside.write(state, folder, complete if rank == 0 else lambda: None)
             return
         try:
-            save(state, checkpoint_id=folder)
+            save(state, checkpoint_id=folder, planner=PickledOnceSavePlanner())
         except CheckpointException as error:
             raise CheckpointError(f"the checkpoint can't be saved: {reason_of(error, folder)}") from None
         _from_rank_0(complete, folder)
@@ -117,7 +119,7 @@ class Checkpoints:
         if not trust_owner:
             reader.fs = _OwnFiles()
         try:
-            load(state, storage_reader=reader)
+            load(state, storage_reader=reader, planner=PickledOnceLoadPlanner())
         except CheckpointException as error:
             raise CheckpointError(f"the checkpoint can't be loaded: {reason_of(error, folder)}") from None
         self._put(kinds, models, state, state[OWN][saved_by])
@@ -245,11 +247,12 @@ def _has_state_dict(value: Any) -> bool:
 def _pickled(name: str, value: Any, kind: str) -> bytes:
     file = io.BytesIO()
     try:
-        # cloudpickle also pickles functions and classes of cells
-        torch.save(value.state_dict() if kind == STATE else value, file, pickle_module=cloudpickle)
+        # cloudpickle also pickles functions and classes of cells. torch's protocol 2 would encode bytes as text.
+        content = value.state_dict() if kind == STATE else value
+        torch.save(content, file, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
     except Exception as error:  # noqa: BLE001  (the value's own code may raise anything; it is reported)
         raise CheckpointError(f"{name} can't be saved: {type(error).__name__}: {error}") from None
-    return file.getvalue()
+    return file.getvalue()  # which shares the memory of the file
 
 
 def _unpickled(name: str, data: bytes) -> Any:

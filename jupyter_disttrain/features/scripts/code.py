@@ -38,9 +38,9 @@ class Code:
 
     def names(self) -> dict[str, object]:
         """Return the variables of ``__main__`` that describe the program."""
-        found: dict[str, object] = {"__file__": self.code.co_filename, "__spec__": self.spec}
+        found: dict[str, object] = {"__file__": self.code.co_filename, "__spec__": self.spec, "__cached__": None}
         if self.spec is not None:
-            found |= {"__loader__": self.spec.loader, "__package__": self.spec.parent}
+            found |= {"__loader__": self.spec.loader, "__package__": self.spec.parent, "__cached__": self.spec.cached}
         return found
 
 

@@ -104,6 +104,7 @@ class Program:
         threading.Thread(target=self._answer, name="disttrain control", daemon=True).start()
         self._send({"ready": True})
         self._progress.count()
+        on_import("torch.distributed", _keep_ended_groups)
         on_import(MPI_OPS, self._calls.watch)
         if self._content["samples"]:
             self._sample()
@@ -129,6 +130,8 @@ class Program:
     def _run(self, found: Code) -> Any:
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__.update(found.names(), __builtins__=builtins)
+        if sys.version_info < (3, 14):
+            main.__annotations__ = {}
         sys.argv = [found.first, *self._content["arguments"]]
         sys.orig_argv = [sys.executable, "-u", *sys.argv]
         sys.path = [found.folder, *(path for path in sys.path if path)]
@@ -231,6 +234,14 @@ def _is_plain(hook: Any) -> bool:
 def _report_crash_on_stderr() -> None:
     """Write the crash of a forked child to its stderr: in the file it would be taken for the program's own."""
     faulthandler.enable(file=2, all_threads=False)
+
+
+def _keep_ended_groups(module: ModuleType) -> None:
+    """Avoid a deadlock of torch at the end of a function that destroys the process group."""
+    if module.is_available():  # torch may be built without it
+        from ...rank.process_group.destroyed import keep_ended_groups  # noqa: PLC0415  (imports torch)
+
+        keep_ended_groups()
 
 
 def _refuse_mpi(_module: ModuleType) -> None:

@@ -61,7 +61,15 @@ class Telemetry:
             with self._lock:
                 self._nodes[node.host] = node, time.monotonic(), rank
         elif msg_type == RankVitals.msg_type:
-            self._take_vitals(rank, RankVitals.from_content(json.loads(data)))
+            vitals = RankVitals.from_content(json.loads(data))
+            with self._lock:
+                self._keep(rank, vitals)
+
+    def take_first(self, rank: int, vitals: RankVitals) -> None:
+        """Take figures that were requested of a rank, if it has any and has not published newer ones meanwhile."""
+        with self._lock:
+            if vitals.time_s and vitals.beat_s and rank not in self._ranks:
+                self._keep(rank, vitals)
 
     def end_cell(self, rank: int) -> None:
         """Record that a rank has ended the cell in its latest figures; figures that arrive next may be older."""
@@ -72,19 +80,19 @@ class Telemetry:
                 figures.vitals = _without_cell(figures.vitals)
                 self.changes += 1
 
-    def _take_vitals(self, rank: int, vitals: RankVitals) -> None:
-        with self._lock:
-            if vitals.cell is not None and vitals.cell == self._ended.get(rank):
-                vitals = _without_cell(vitals)
-            figures = self._ranks.get(rank)
-            if figures is None or _is_other_process(figures.vitals, vitals):
-                figures = self._ranks[rank] = RankFigures(vitals, time.monotonic())
-            before, figures.vitals, figures.arrived = figures.vitals, vitals, time.monotonic()
-            self.changes += (before.cell, before.done, before.total) != (vitals.cell, vitals.done, vitals.total)
-            # A rank without a heartbeat so far has no figures to compare with. Of figures that were measured together
-            # the first are kept: they are repeated as a loop advances.
-            if vitals.beat_s and not (figures.history and figures.history[-1].time_s == vitals.time_s):
-                figures.history.append(vitals)
+    def _keep(self, rank: int, vitals: RankVitals) -> None:
+        """Keep figures; with the lock held."""
+        if vitals.cell is not None and vitals.cell == self._ended.get(rank):
+            vitals = _without_cell(vitals)
+        figures = self._ranks.get(rank)
+        if figures is None or _is_other_process(figures.vitals, vitals):
+            figures = self._ranks[rank] = RankFigures(vitals, time.monotonic())
+        before, figures.vitals, figures.arrived = figures.vitals, vitals, time.monotonic()
+        self.changes += (before.cell, before.done, before.total) != (vitals.cell, vitals.done, vitals.total)
+        # A rank without a heartbeat so far has no figures to compare with. Of figures that were measured together
+        # the first are kept: they are repeated as a loop advances.
+        if vitals.beat_s and not (figures.history and figures.history[-1].time_s == vitals.time_s):
+            figures.history.append(vitals)
 
     def end_rank(self, rank: int, *, expected: bool) -> None:
         """Forget the figures of a rank whose process has ended; ``expected``: it was asked to end."""

@@ -6,6 +6,7 @@ Does not cover: sending (``notebook.views.widget``, ``server``), drawing (``labe
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,14 @@ MOST_NAMES = 2**16  # that a 16-bit column can distinguish; a page draws some tw
 LARGEST_PACKET = 20_000  # values per packet; the rest follows in the next
 LARGEST_HISTORY = 500_000  # values in the first packet: 10 MB
 HISTORY = 1500  # points of one metric on one rank that a front end receives when it opens
+
+
+def seconds_until_tick(period_s: float) -> float:
+    """Return the time until the wall clock's next multiple of a period.
+
+    The widget and the server send at these times, from different processes, so that both show the same.
+    """
+    return period_s - time.time() % period_s
 
 
 def snapshot(telemetry: Telemetry, ranks: Sequence[tuple[RankInfo, RankState]]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class JobRanks(EngineLauncher):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.monitor = JobMonitor(self.allocated.job)
+        self.monitor = JobMonitor(self.allocated)
 
     def find_args(self) -> list[str]:
         """Return the command that started the job, for ipyparallel's log."""

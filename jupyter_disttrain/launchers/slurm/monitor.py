@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...protocol.time_limits import SILENCE_SECONDS, SLACK_SECONDS, WARN_AT_SECONDS, WATCH_POLL_SECONDS
@@ -17,15 +18,16 @@ from .job_state import UNKNOWN
 from .texts import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
 
 if TYPE_CHECKING:
-    from .job import SlurmJob
+    from .allocated_nodes import AllocatedNodes
     from .job_state import JobState
 
 
 class JobMonitor:
     """Query Slurm periodically about a job that runs: one that was submitted and has begun, or the one around us."""
 
-    def __init__(self, job: SlurmJob) -> None:
-        self.job = job
+    def __init__(self, allocated: AllocatedNodes) -> None:
+        self.job = allocated.job
+        self._nodes = allocated.nodes  # for a job that ends before Slurm's first reply
         self.state: JobState | None = None  # the last reply
         self.over = ""  # why the job is over, once it is
         self._asked_s = -math.inf
@@ -50,14 +52,15 @@ class JobMonitor:
     def look(self, state: JobState, now_s: float) -> list[str]:
         """Return the notices that are new at ``now_s``, in seconds since the epoch, for the job's current state."""
         was = self._ran
+        known = was or replace(state, nodes=self._nodes, node_list=",".join(self._nodes))
         if state.state == UNKNOWN:
             self._silent_since_s = min(self._silent_since_s, now_s)
         else:
             self._silent_since_s = math.inf
             if state.is_over:
-                self.over = over_text(state, was)
+                self.over = over_text(state, known)
             elif state.waits or (was is not None and state.requeued > was.requeued):
-                self.over = requeued_text(was or state)
+                self.over = requeued_text(known)
             elif state.runs and state.state != "COMPLETING":  # which lists only those nodes that are not free yet
                 self._ran = state
                 if was is not None and state.nodes:

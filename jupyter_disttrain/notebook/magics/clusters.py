@@ -190,12 +190,13 @@ class Clusters:
 
     def run_options(self, cluster: Cluster, ranks: tuple[int, ...], args: argparse.Namespace) -> dict[str, Any]:
         """Return options of :meth:`Cluster.run` for a magic with ``--watch``, ``--timeout`` and ``--noblock``."""
-        if args.watch and self.views.has_page:
+        is_shown = args.watch and self.views.has_page
+        if is_shown:
             self.views.show(cluster)
         return {
             "block": not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             "timeout_s": args.timeout,
-            "listener": None if args.noblock else self.screen(cluster, ranks, below_view=args.watch),
+            "listener": None if args.noblock else self.screen(cluster, ranks, below_view=is_shown),
             "origin": self.origin,
         }
 

@@ -22,8 +22,8 @@ from traitlets import Dict, Unicode
 
 from ...client.registry.log_ends import log_ends, require_here
 from ...errors import DisttrainError
-from ...features.telemetry.snapshot import Feed, snapshot
-from ...protocol.time_limits import CHANGE_SECONDS, WIDGET_METRIC_SECONDS, WIDGET_STATE_SECONDS
+from ...features.telemetry.snapshot import Feed, seconds_until_tick, snapshot
+from ...protocol.time_limits import CHANGE_SECONDS, VIEW_STATE_SECONDS, WIDGET_METRIC_SECONDS
 from .static_html import plots, render_static
 from .status_text import status_text
 
@@ -139,13 +139,14 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
             widget.send_new()
             now, found = time.monotonic(), widget.cluster.telemetry.changes
             if now >= (next_state if found == changes else next_change):
-                changes, next_state, next_change = found, now + WIDGET_STATE_SECONDS, now + CHANGE_SECONDS
+                changes, next_state = found, now + VIEW_STATE_SECONDS
+                next_change = now + seconds_until_tick(CHANGE_SECONDS)
                 widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
             log.exception("the widget of a cluster could not send its data")
         pause = WIDGET_METRIC_SECONDS if len(widget.cluster.metrics) else CHANGE_SECONDS
         del widget
-        time.sleep(pause)
+        time.sleep(seconds_until_tick(pause))
 
 
 def state_of(cluster: Cluster) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..libraries import gpu_errors
 from ..libraries.framework_checks import hint
 from ..output.user_code import is_own, script_name
 from ..process_group.object_replacement import thaw
-from .error_chain import chain, linked, tree, walk
+from .error_chain import chain, line_of, linked, tree, walk
 from .tracebacks import report as make_report
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def let_go(error: BaseException, variables: Mapping[str, Any]) -> None:
     links = list(tree(error, hidden=True))
     kept = {id(frame) for link in _kept(links, variables) for frame in _frames(tree(link, hidden=True))}
     frames = {id(frame): frame for frame in _frames(links) if id(frame) not in kept}
-    places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(error.__traceback__)]
+    places = [(trace.tb_frame.f_code.co_filename, line_of(trace)) for trace in walk(error.__traceback__)]
     filename, line = next((place for place in places if is_own(place[0])), ("<cell>", 1))
     # Showing the traceback made a copy of each frame's variables; only reading f_locals again updates that copy.
     code = "for frame in frames: frame.clear(); frame.f_locals"
-    compiled = compile("\n" * ((line or 1) - 1) + code, filename, "exec")
+    compiled = compile("\n" * (line - 1) + code, filename, "exec")
     live = _suspended(frames.values())
     names = {"__name__": "__main__", "frames": iter([frame for frame in frames.values() if frame not in live])}
     while True:
@@ -161,9 +161,9 @@ def cell_line(error: BaseException) -> int | None:
     For an error in a function that another cell defined, this is the line of the running cell that called it.
     """
     for link in chain(error):
-        places = [(trace.tb_frame.f_code.co_filename, trace.tb_lineno) for trace in walk(link.__traceback__)]
+        places = [(trace.tb_frame.f_code.co_filename, line_of(trace)) for trace in walk(link.__traceback__)]
         own = next((filename for filename, _ in places if is_own(filename)), None)
         if own is not None:
-            return [line for filename, line in places if filename == own and line is not None][-1]
+            return [line for filename, line in places if filename == own][-1]
     # Only code that does not compile has no frame.
     return error.lineno or None if isinstance(error, SyntaxError) else None

@@ -56,9 +56,31 @@ def walk(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
+def line_of(trace: TracebackType) -> int:
+    """Return the line of a traceback's entry, or of the instruction before if it has none."""
+    return _position(trace)[1]
+
+
+def _position(trace: TracebackType) -> tuple[int, int]:
+    """Return the instruction and the line of a traceback's entry.
+
+    ``tb_lineno`` is None or 0 (-1 in Python 3.10) for an instruction that belongs to no line, such as a jump at the end
+    of a loop; Python handles signals in these jumps. Then it is the last instruction before that has a line, or the
+    first one after.
+    """
+    if (trace.tb_lineno or 0) > 0:
+        return trace.tb_lasti, trace.tb_lineno
+    code = trace.tb_frame.f_code
+    lines = [(start, end - 2, line) for start, end, line in code.co_lines() if line]
+    before = [place for start, *place in lines if start <= trace.tb_lasti]
+    after = [place for _, *place in lines] or [[trace.tb_lasti, code.co_firstlineno]]
+    at, line = before[-1] if before else after[0]
+    return at, line
+
+
 def linked(frames: list[TracebackType]) -> TracebackType | None:
-    """Return a new traceback of these entries; they are not changed."""
+    """Return a new traceback of these entries, each with a line; they are not changed."""
     linked = None
     for trace in reversed(frames):
-        linked = TracebackType(linked, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+        linked = TracebackType(linked, trace.tb_frame, *_position(trace))
     return linked

@@ -266,7 +266,9 @@ class RankKernel(IPythonParallelKernel):
         self._imports.note(frame)
         if self._request_handler.group is not None:
             self._request_handler.group.is_raised = True
-        raise KeyboardInterrupt
+        # An interrupt that was put off may follow the error of the wait that was released for it: that has the line.
+        ended = self.shell.error
+        raise KeyboardInterrupt().with_traceback(None if ended is None else ended.__traceback__)
 
     def _accept_interrupts(self, _cell: CellStarted) -> None:
         self._interrupted = False

@@ -154,7 +154,7 @@ class RequestHandler:
             refuse_spawn()
             watch_builds()
             self.horovod.enter()
-            self.progress.count()
+        self.progress.count()
         refuse_cells()
         if os.environ.get(SAMPLE_SECONDS):
             self._start_sampler()
@@ -220,16 +220,16 @@ class RequestHandler:
     def _write_files(self, request: requests.WriteFiles, buffers: list[Any]) -> None:
         self._local_modules.write(request.folder, request.names, buffers)
 
-    def _show(self, change: tuple[Any, Any] | None) -> list[str]:
+    def _show(self, change: tuple[Any, Any, int] | None) -> list[str]:
         """Replace MPI's old world with the new one wherever it is held; return what could not be changed."""
         if change is None:
             return []
         if change[0] is None:
             self._shell.push({"comm": change[1]}, interactive=False)  # type: ignore[no-untyped-call]
             return []
-        pairs = [change]
+        pairs, held_in_c = [change[:2]], change[2]
         del change  # any remaining reference to the old world counts as a place to replace
-        return replace_everywhere(pairs)
+        return replace_everywhere(pairs, held_in_c)
 
     def _start_sampler(self) -> None:
         if self._sampler is None:

@@ -6,8 +6,11 @@ Does not cover: which error a cell ended with (``shell``), its line, the reply (
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import re
 import sys
+import tokenize
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from ..interrupts.deferral import INSTALLED, PACKAGE, STANDARD_LIBRARY
 from ..output import user_code
 from ..output.user_code import is_own
 from ..process_group.errors import is_of_group
-from .error_chain import chain, has_group, linked, tree, walk
+from .error_chain import chain, has_group, line_of, linked, tree, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +149,7 @@ def _innermost(error: BaseException, shell: Any) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     name = _cell_name(code.co_filename, shell) or code.co_filename
-    return f"{name}, line {trace.tb_lineno}, in {_name(trace.tb_frame)}"
+    return f"{name}, line {line_of(trace)}, in {_name(trace.tb_frame)}"
 
 
 def is_of_user(filename: str) -> bool:
@@ -185,6 +188,9 @@ def trimmed(error: BaseException) -> Iterator[int]:
             frames = list(walk(link.__traceback__))
             if is_group:
                 frames = _from_first(frames, is_own) or frames
+            elif link is error and isinstance(error, KeyboardInterrupt):
+                own = _from_first(frames[1:], is_own) or _from_first(frames[1:], _is_module_of_user)
+                frames = [*frames[:1], *own]
             elif link is error:
                 frames = _without_wrapper(frames)
             _set(link, "__traceback__", _joined(frames))
@@ -255,7 +261,7 @@ def _joined(frames: list[TracebackType]) -> TracebackType | None:
     """Make a traceback of the frames that are shown, and record where frames are left out."""
     frames = [trace for trace in frames if not _file(trace).startswith(PACKAGE)]
     shown, at = [], 0
-    keys = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in frames]
+    keys = [(trace.tb_frame.f_code, line_of(trace)) for trace in frames]
     while at < len(frames):
         length, rounds = _cycle(keys, at)
         if rounds <= SHOWN_ROUNDS + 1:
@@ -264,7 +270,7 @@ def _joined(frames: list[TracebackType]) -> TracebackType | None:
             continue
         left_out = rounds - SHOWN_ROUNDS - 1
         shown += frames[at : at + SHOWN_ROUNDS * length]
-        names = (f"{_name(trace.tb_frame)} at line {trace.tb_lineno}" for trace in frames[at : at + length])
+        names = (f"{_name(trace.tb_frame)} at line {line_of(trace)}" for trace in frames[at : at + length])
         _gaps[id(shown[-1].tb_frame)] = f"similar frames: {', '.join(f'{name} ({left_out} times)' for name in names)}"
         shown += frames[at + (rounds - 1) * length : at + rounds * length]
         at += rounds * length
@@ -295,6 +301,21 @@ class _Gap(RepeatedFrames):
         self.text = text
 
 
+def _source_of(frame: FrameType) -> list[str]:
+    """Return the source of a frame's code from its first line on; empty if it is not available.
+
+    ``inspect.getsourcelines`` returns the beginning of the file for a comprehension or a class.
+    """
+    first = frame.f_code.co_firstlineno
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[max(first - 1, 0) :]
+    if frame.f_code.co_name == "<module>":
+        return lines
+    try:
+        return inspect.getblock(lines)
+    except (SyntaxError, tokenize.TokenError):  # the code begins within a statement
+        return lines
+
+
 def trim_all(formatter: Any) -> None:
     """Make IPython's traceback formatter trim what it formats, and note where frames are left out."""
     get_records, format_record = formatter.get_records, formatter.format_record
@@ -306,9 +327,13 @@ def trim_all(formatter: Any) -> None:
         with trimmed(error):
             return structured_traceback(kind, error, error.__traceback__, *args, **options)
 
-    def with_gaps(*args: Any, **options: Any) -> list[Any]:
-        records = []
-        for record in get_records(*args, **options):
+    def with_gaps(trace: TracebackType, *args: Any, **options: Any) -> list[Any]:
+        entries, records = iter(list(walk(trace))), []
+        for record in get_records(trace, *args, **options):
+            if record._sd is None and record.frame is not None:  # noqa: SLF001  (its line is the frame's current one)
+                line = next(line_of(entry) for entry in entries if entry.tb_frame is record.frame)
+                record.lineno = (line,) if isinstance(record.lineno, tuple) else line  # a tuple in IPython 8
+                record.raw_lines = _source_of(record.frame) or record.raw_lines
             records.append(record)
             text = _gaps.get(id(record.frame))
             if text is not None and record.frame is not None:

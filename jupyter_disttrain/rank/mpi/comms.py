@@ -1,7 +1,7 @@
 """Find the communicators of this process.
 
-Covers: all communicators, those attached to another, that of a request or file; receiving pending messages; an
-``Abort`` that does not end the job.
+Covers: all communicators, those attached to another, that of a request or file; which requests are partitioned;
+receiving pending messages; an ``Abort`` that does not end the job.
 Does not cover: revoking communicators (``world``).
 
 MPI has no call to list communicators, so this reads the memory of Open MPI's objects (Open MPI 5.0 or later).
@@ -10,30 +10,36 @@ MPI has no call to list communicators, so this reads the memory of Open MPI's ob
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import struct
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MOST_ATTRIBUTES = 64  # attribute keys to try
 MOST_WORDS = 48  # words to read of a communicator, request or file
 PAST_NUMBERS = 1 << 40  # a larger word is taken for a pointer
+NAME_BYTES = 32  # of the name of a class, of which the beginning suffices
 MOST_COMMS = 4096  # Fortran handles to try
 MOST_GAPS = 64  # consecutive handles without a communicator (freed ones) before the search ends
 
 
 class MpiAbortError(RuntimeError):
-    """A cell has called ``comm.Abort()``."""
+    """A cell has called what would end MPI, e.g. ``comm.Abort()``."""
 
 
-def have_abort_end_the_cell(mpi: Any) -> None:
-    """Have ``Abort`` of any communicator end the cell on this rank instead of all ranks.
+def keep_mpi_running(mpi: Any) -> None:
+    """Prevent that a cell ends MPI, which later cells and the recovery use.
+
+    ``Abort`` of any communicator ends the cell on this rank instead of all ranks. ``Finalize`` has no effect; what it
+    replaces is its ``__wrapped__``. ``Free`` and ``Disconnect`` refuse the communicator of all ranks.
 
     mpi4py's types do not allow setting attributes, but the dictionaries that hold their methods can be changed.
     """
@@ -50,7 +56,24 @@ def have_abort_end_the_cell(mpi: Any) -> None:
         """Pickle the world by its name, as mpi4py does, including one that was made after a rank died."""
         return "COMM_WORLD" if comm is mpi.COMM_WORLD else reduce(comm)
 
+    def keeping_world(name: str) -> Callable[[Any], None]:
+        original = methods[name]
+
+        @functools.wraps(original)
+        def free(comm: Any) -> None:
+            if comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+                raise MpiAbortError(f"comm.{name}() would end MPI for all later cells, which use this communicator")
+            original(comm)
+
+        return free
+
+    @functools.wraps(mpi.Finalize)
+    def finalize() -> None:
+        sys.stderr.write("MPI.Finalize() has no effect in a cell: MPI ends with the rank\n")
+
+    mpi.Finalize = finalize
     methods |= {"Abort": abort, "__reduce__": reduce_by_name}
+    methods |= {name: keeping_world(name) for name in ("Free", "Disconnect")}
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(mpi.Comm))
 
 
@@ -116,6 +139,14 @@ def comm_within(mpi: Any, owner: Any) -> Any:
     return next((comms[word] for word in _words(owner.handle) if word in comms), None)
 
 
+def is_partitioned(mpi: Any, request: Any) -> bool:
+    """Whether a request of Open MPI is one of partitioned communication, made by ``Psend_init`` or ``Precv_init``."""
+    if not isinstance(request, mpi.Prequest) or request == mpi.REQUEST_NULL:
+        return False
+    name = _word(_word(request.handle))  # an object begins with a pointer to its class, which begins with its name
+    return b"_part_" in _read(name, NAME_BYTES)
+
+
 def receive_all(mpi: Any) -> Iterator[tuple[Any, bytearray]]:
     """Start to receive all messages sent to this rank; yield each request with its buffer."""
     for comm in usable_comms(mpi):
@@ -143,7 +174,12 @@ def _word(address: int) -> int:
 
 def _words(address: int, count: int = MOST_WORDS) -> tuple[int, ...]:
     """Read words of this process's memory; 0 for what is not mapped."""
+    return struct.unpack(f"{count}Q", _read(address, 8 * count))
+
+
+def _read(address: int, size: int) -> bytes:
+    """Read this process's memory; zeros for what is not mapped."""
     found = b""
     with suppress(OSError, OverflowError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
-        found = os.pread(memory.fileno(), 8 * count, address)
-    return struct.unpack(f"{count}Q", found.ljust(8 * count, b"\0"))
+        found = os.pread(memory.fileno(), size, address)
+    return found.ljust(size, b"\0")

@@ -13,6 +13,7 @@ import ast
 import dis
 import linecache
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from executing import Source
 from pure_eval import CannotEval, Evaluator
 
 from ..interrupts.deferral import INSTALLED
+from .comms import is_partitioned
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,11 +33,7 @@ class MpiCall:
 
     name: str  # the method's name
     owner: Any  # the object that has the method, or its class, e.g. in MPI.Request.Waitall
-
-    @property
-    def waits_for_many(self) -> bool:
-        """Whether it is a wait for several requests, e.g. ``Waitall`` or ``waitany``."""
-        return self.name.lower() in ("waitall", "waitany", "waitsome")
+    kind: str  # what a release has to end: "one" call, a wait for "many" requests, or "partitioned" communication
 
 
 def mpi_call(frame: FrameType | None) -> MpiCall | None:
@@ -46,7 +44,16 @@ def mpi_call(frame: FrameType | None) -> MpiCall | None:
     mpi = sys.modules.get("mpi4py.MPI")
     if frame is None or mpi is None or frame.f_lineno is None:
         return None
-    return _call_of(_node_of(frame), Evaluator.from_frame(frame), (mpi.Comm, mpi.Request, mpi.Win, mpi.File))
+    evaluator = Evaluator.from_frame(frame)
+    node = _node_of(frame)
+    found = _method_of(node, evaluator, (mpi.Comm, mpi.Request, mpi.Win, mpi.File))
+    if found is None:
+        return None
+    name, owner = found
+    waits_for_many = name.lower() in ("waitall", "waitany", "waitsome")
+    requests = _requests_of(node, evaluator) if waits_for_many else [owner]
+    kind = "many" if waits_for_many else "one"
+    return MpiCall(name, owner, "partitioned" if any(is_partitioned(mpi, each) for each in requests) else kind)
 
 
 def _node_of(frame: FrameType) -> ast.AST | None:
@@ -69,19 +76,33 @@ def _node_of(frame: FrameType) -> ast.AST | None:
         return None
 
 
-def _call_of(node: ast.AST | None, evaluator: Evaluator, owners: tuple[type, ...]) -> MpiCall | None:
+def _requests_of(node: ast.AST | None, evaluator: Evaluator) -> list[Any]:
+    """Return what is known of the requests in the list that is a call's first argument."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return []
+    argument = node.args[0]
+    requests: list[Any] = []
+    for each in argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]:
+        with suppress(CannotEval):
+            value = evaluator[each]
+            requests += value if isinstance(value, (list, tuple)) else [value]
+    return requests
+
+
+def _method_of(node: ast.AST | None, evaluator: Evaluator, owners: tuple[type, ...]) -> tuple[str, Any] | None:
+    """Return the method that a call of one of mpi4py's objects is of, and that object or its class."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     try:
         owner = evaluator[node.func.value]
     except CannotEval:  # e.g. the result of another call
-        made_by = _call_of(node.func.value, evaluator, owners)
-        owner = None if made_by is None else _result_of(made_by)
+        made_by = _method_of(node.func.value, evaluator, owners)
+        owner = None if made_by is None else _result_of(*made_by)
     is_owner = isinstance(owner, owners) or (isinstance(owner, type) and issubclass(owner, owners))
-    return MpiCall(node.func.attr, owner) if is_owner else None
+    return (node.func.attr, owner) if is_owner else None
 
 
-def _result_of(call: MpiCall) -> Any:
+def _result_of(name: str, owner: Any) -> Any:
     """Return a substitute for a call's result: for a request the object it is from, for anything else a class."""
-    is_request = call.name.startswith(("i", "I")) or call.name.endswith("_init")
-    return call.owner if is_request or isinstance(call.owner, type) else type(call.owner)
+    is_request = name.startswith(("i", "I")) or name.endswith("_init")
+    return owner if is_request or isinstance(owner, type) else type(owner)

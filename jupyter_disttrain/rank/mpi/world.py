@@ -13,6 +13,8 @@ with the reason.
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 import signal
 import sys
@@ -26,11 +28,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ...protocol.environment import LAUNCH_RANK, MPI_HEALS
 from ...protocol.time_limits import HELP_PAUSE_SECONDS, HELP_SECONDS, MPI_WORLD_LIMIT_SECONDS, RECEIVE_SECONDS
 from ..process_group.errors import RendezvousError
+from ..process_group.object_replacement import hidden_references
 from .comms import (
     comm_within,
-    have_abort_end_the_cell,
     hidden,
     is_received,
+    keep_mpi_running,
     pointers_of_comm,
     receive_all,
     usable_comms,
@@ -70,9 +73,12 @@ class MpiWorld:
     def __init__(self) -> None:
         self._mpi = sys.modules.get("mpi4py.MPI")
         self.comm: Any = None
+        self._held_in_c = 0  # number of references to ``shown`` that mpi4py's C code holds, e.g. in its table of names
         if self._mpi is not None:
+            gc.collect()  # from its first collection on, the collector does not show mpi4py's table of names
+            (self._held_in_c,) = hidden_references([self._mpi.COMM_WORLD])
             self.comm = self._mpi.COMM_WORLD
-            have_abort_end_the_cell(self._mpi)
+            keep_mpi_running(self._mpi)
         self.shown: Any = self.comm  # what cells have as ``comm``
         self._merged = join_starters()  # communicator of the living ranks and those started since, in no order
         self._heals = bool(os.environ.get(MPI_HEALS)) and self.comm is not None
@@ -100,6 +106,7 @@ class MpiWorld:
         if self._merged is not None:
             # MPI's own COMM_WORLD has this process alone; a sum over it would be silently wrong.
             self.comm, self.shown = None, LostWorld("it is rebuilt with the next process group")
+            self._held_in_c = 0
             vars(self._mpi)["COMM_WORLD"] = self.shown
         elif (self.comm.Get_rank(), self.comm.Get_size()) != (info.rank, info.world_size):
             raise RendezvousError(
@@ -127,13 +134,17 @@ class MpiWorld:
         A rank that is in no MPI call takes part too: a send that no rank receives ends only once its receiver refuses
         it, which MPI does during the receiver's own calls. A release that arrives after a later ``generation`` was
         formed has no effect. ``forced`` ends the calls in all communicators even if the main thread's call was not
-        found. ``others`` is what a rank waits in: "one" call of MPI, "many" requests at once, or empty.
+        found. ``others`` is the kind of call that a rank waits in, see ``MpiCall``, or empty. A rank that waits in
+        partitioned communication would crash.
         """
         with self._turns:
             if not self._heals or self.failure or generation < self._generation or self.comm is None:
                 return
             call = _call_of_main_thread() if self._runs_cell else None
-            is_late = others == "many" or (call is not None and call.waits_for_many)
+            kinds = {others, "" if call is None else call.kind}
+            if "partitioned" in kinds:
+                return
+            is_late = "many" in kinds
             if self._is_respawning or not is_late:
                 self._revoke(forced=forced)
             is_helping = self._helping is not None and self._helping.is_alive()
@@ -158,6 +169,8 @@ class MpiWorld:
         comm = self.comm if call is None else owner
         if isinstance(owner, (mpi.Request, mpi.File)):
             comm = comm_within(mpi, owner)
+        if comm == mpi.COMM_SELF:
+            return  # no other rank is in it, and nothing could take its place once it is revoked
         comms: Any = [comm, *hidden(mpi, comm)] if isinstance(comm, mpi.Comm) else []
         if all(each.Is_revoked() for each in comms):
             self._wake_who_waits()
@@ -276,10 +289,10 @@ class MpiWorld:
             pointers_of_comm(self._mpi)
         self._proved = self.comm
 
-    def take_new(self) -> tuple[Any, Any] | None:
-        """Return what cells had as ``comm`` and what replaces it; None if it is unchanged.
+    def take_new(self) -> tuple[Any, Any, int] | None:
+        """Return what cells had as ``comm``, what replaces it, and how many references to the former stay in C.
 
-        The first is None on a rank that was started outside the MPI job.
+        None if it is unchanged. The first is None on a rank that was started outside the MPI job.
         """
         if self.failure and self._lost is None:
             self._lost = LostWorld(self.failure)
@@ -287,7 +300,8 @@ class MpiWorld:
         if new is self.shown:
             return None
         before, self.shown = self.shown, new
-        return before, new
+        held, self._held_in_c = self._held_in_c, 0
+        return before, new, held
 
 
 @cache
@@ -312,7 +326,7 @@ def finalize(limit_s: float) -> None:
     limit = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGKILL))
     limit.daemon = True
     limit.start()
-    mpi.Finalize()
+    inspect.unwrap(mpi.Finalize)()
     limit.cancel()
 
 

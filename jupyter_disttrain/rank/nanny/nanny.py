@@ -395,6 +395,10 @@ class Nanny:
     def _publish_for(self, request: requests.Publish) -> None:
         self._side_channel.publish(request.record_type, request.content)
 
+    @serves(requests.Figures)
+    def _figures(self, _request: requests.Figures) -> dict[str, Any]:
+        return self._vitals.now().to_content()
+
     @serves(requests.Replay)
     def _replay(self, _request: requests.Replay) -> Reply:
         return self._out.dump()

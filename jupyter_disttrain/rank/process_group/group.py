@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from ...config.frameworks import TORCH_BACKENDS
+from ...protocol.ranks import NEW_GROUP
 from ...protocol.time_limits import ABORT_SECONDS, INITIALIZATION_SECONDS
 from ..output.streams import flush_all
 from .collective_counts import Counts
@@ -315,10 +316,15 @@ class Group:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Collectives that this rank has called per group since the group was made, and messages sent and received."""
+        """Collectives that this rank has called per group since the group was made, and messages sent and received.
+
+        A call of ``new_group`` counts as a collective of a group of its own: torch names groups by their number, so
+        ranks that have made different numbers of groups wait for each other in the next call.
+        """
         if self.broken:
             return {"collectives": {}, "messages": None}
-        return {"collectives": self._counts.totals(self.groups.of_cells), "messages": self._counts.messages}
+        made = {NEW_GROUP: c10d._world.group_count} if dist.is_initialized() else {}  # noqa: SLF001
+        return {"collectives": self._counts.totals(self.groups.of_cells) | made, "messages": self._counts.messages}
 
     def _wrap_init(self) -> Callable[..., None]:
         """Let a script's own ``init_process_group`` work in a cell; returns torch's.

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _DEEPEST = 5  # nesting of tuples
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, classmethod, staticmethod, property)
@@ -47,32 +47,46 @@ class Protected:
         self.held = held
 
 
-def replace_everywhere(pairs: list[tuple[Any, Any]], depth: int = 0) -> list[str]:
+def replace_everywhere(pairs: list[tuple[Any, Any]], held_in_c: int = 0, depth: int = 0) -> list[str]:
     """Replace each old object with its new one wherever it is referenced; pairs are compared by identity.
 
     Empties ``pairs``, because any remaining reference to an old object counts as one still to be found: Python's
-    collector shows most of them, and those that it does not track are searched for only while there are any. Returns
-    messages about objects that could not be changed.
+    collector shows most of them, and those that it does not track are searched for only while there are more than the
+    ``held_in_c`` references to an old object that an extension module keeps. Returns messages about objects that could
+    not be changed.
     """
     if not pairs:
         return []
     thaw()
-    replacing = _Replacing(pairs)
+    replacing = _Replacing(pairs, held_in_c)
     for search in (replacing.referrers, replacing.functions, replacing.untracked, replacing.frozen):
         for holder in search():
             replacing.put(holder)
         rebuilt, replacing.rebuilt = replacing.rebuilt, []
         if rebuilt and depth < _DEEPEST:
-            replacing.failed += replace_everywhere(rebuilt, depth + 1)
+            replacing.failed += replace_everywhere(rebuilt, depth=depth + 1)
         if not replacing.hidden:
             break
     return replacing.failed
 
 
+def hidden_references(things: Sequence[Any]) -> list[int]:
+    """Return for each object in a list or tuple how many references to it the collector does not show.
+
+    Besides the list's own reference, the caller must hold none in a variable.
+    """
+    at = {id(thing): number for number, thing in enumerate(things)}
+    shown: Counter[int] = Counter()
+    for holder in gc.get_referrers(*things):
+        shown.update(at[id(each)] for each in gc.get_referents(holder) if id(each) in at)
+    return [sys.getrefcount(things[number]) - 1 - shown[number] for number in range(len(things))]
+
+
 class _Replacing:
     """The replacements, and how to make them in each kind of holder."""
 
-    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+    def __init__(self, pairs: list[tuple[Any, Any]], held_in_c: int) -> None:
+        self._held_in_c = held_in_c
         self._olds = [old for old, _ in pairs]
         self._new_of = {id(old): new for old, new in pairs}
         pairs.clear()
@@ -109,11 +123,7 @@ class _Replacing:
     @property
     def hidden(self) -> bool:
         """Whether an old object is referenced by something that the collector does not show."""
-        shown: Counter[int] = Counter()
-        for holder in gc.get_referrers(*self._olds):
-            shown.update(id(each) for each in gc.get_referents(holder) if id(each) in self._new_of)
-        counts = (sys.getrefcount(self._olds[at]) - 1 - shown[id(self._olds[at])] for at in range(len(self._olds)))
-        return any(count > 0 for count in counts)
+        return any(count > self._held_in_c for count in hidden_references(self._olds))
 
     def _is_own(self, holder: Any) -> bool:
         if holder is self._olds or holder is self._new_of or any(holder is each for each in self._refusing):

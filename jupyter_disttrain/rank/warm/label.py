@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -39,10 +40,11 @@ _READ_LATER = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING", "PYTORCH_NVML_BASED_CUDA_CHECK"),
 )
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+_OF_MPIEXEC = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_")
 # Variables of one rank, cluster, job or terminal. All others count where the user has modules preloaded.
 _OF_PROCESS = (
     *(*_OF_RANK, "CUDA_VISIBLE_DEVICES"),
-    *(PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "JPY_", "SSH_", "XDG_SESSION"),
+    *(PREFIX, *_OF_MPIEXEC, "SLURM_", "JPY_", "SSH_", "XDG_SESSION"),
     *("PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES", "HYDRA_", "MPI_LOCAL", "GLOO_SOCKET_IFNAME"),
     # What ranks set when they start: defaults of libraries, addresses.
     *("LAUNCH_", "NODE_RANK", "NNODES", "MPLBACKEND", "DS_ACCELERATOR", "ACCELERATE_USE_CPU", "NCCL_HOSTID"),
@@ -72,8 +74,10 @@ def import_environment(environment: Mapping[str, str], folder: str) -> dict[str,
 
     It works in another folder than the start's ``folder``, to which paths in PYTHONPATH may be relative.
     """
-    own = (PREFIX, "OMPI_", "PMIX_", "PMI_", "PRTE_", *_OF_RANK)
+    own = (PREFIX, *_OF_MPIEXEC, *_OF_RANK)
     found = {name: value for name, value in environment.items() if name in _KEPT or not name.startswith(own)}
+    if any(name.startswith(_OF_MPIEXEC) for name in environment):
+        _remove_paths_of_mpiexec(found)
     if found.get("PYTHONPATH"):
         paths = found["PYTHONPATH"].split(os.pathsep)
         found["PYTHONPATH"] = os.pathsep.join(os.path.normpath(Path(folder, each)) for each in paths)
@@ -91,12 +95,21 @@ def _at_import(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         is_read = name in _NAMES_READ_AT_IMPORT or name.startswith(_READ_AT_IMPORT)
         is_any = has_modules and not name.startswith(_OF_PROCESS)
         if (is_read or is_any) and not name.startswith(_READ_LATER):
-            yield name, _without_own(value) if name == "LD_LIBRARY_PATH" else value
+            yield name, value
 
 
-def _without_own(path: str) -> str:
-    """Return LD_LIBRARY_PATH without what this Python's environment contains: mpiexec adds its own folder."""
-    return ":".join(dict.fromkeys(each for each in path.split(":") if each and not each.startswith(sys.prefix)))
+def _remove_paths_of_mpiexec(environment: dict[str, str]) -> None:
+    """Remove what mpiexec has put in front of LD_LIBRARY_PATH, so that ranks beside its job share a warm process.
+
+    The mpiexec of this Python's environment adds the folder of its libraries, once in each of its processes on the way.
+    """
+    folders = environment.get("LD_LIBRARY_PATH", "").split(":")
+    own = os.path.realpath(Path(sys.prefix, "lib"))
+    kept = [*itertools.dropwhile(lambda folder: bool(folder) and os.path.realpath(folder) == own, folders)]
+    if any(kept):
+        environment["LD_LIBRARY_PATH"] = ":".join(kept)
+    else:  # set but empty, it would have no effect
+        environment.pop("LD_LIBRARY_PATH", None)
 
 
 def _changes(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:

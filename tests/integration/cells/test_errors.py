@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from jupyter_disttrain.errors import CellTimeoutError, RankFailure
+from jupyter_disttrain.errors import CellTimeoutError, RankFailure, UsageError
 
 from ...support.notebook_driver import Notebook, Outcome, execute_notebook, plain
 from ...support.process_tools import wait_until
@@ -35,6 +35,36 @@ def test_equal_failures_share_one_traceback(notebook: Notebook) -> None:
 def test_equal_errors_at_different_lines_are_separate(cluster: Cluster) -> None:
     error = failure_of(cluster, "if rank == 0: raise ValueError('1')\nraise ValueError('1')")
     assert sorted(failure.ranks for failure in error.failures) == [(0,), (1,)]
+
+
+def test_each_error_of_a_chain_has_the_line_that_raised_it(cluster: Cluster) -> None:
+    code = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    kept = error\n    raise ValueError('later')"
+    (failure,) = failure_of(cluster, code).failures
+    assert re.findall(r"--> (\d+)", plain("\n".join(failure.traceback))) == ["2", "5"]
+    again = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    kept = error\nraise kept"
+    (failure,) = failure_of(cluster, again).failures
+    assert re.findall(r"--> (\d+)", plain("\n".join(failure.traceback))) == ["5", "2"]
+
+
+def test_code_within_a_line_is_shown_with_that_line(cluster: Cluster) -> None:
+    for line in ("sum(1 / 0 for _ in [1])", "[1 / 0 for _ in [1]]", "class C: x = 1 / 0", "(lambda: 1 / 0)()"):
+        (failure,) = failure_of(cluster, f"#%%distributed\n{line}").failures
+        shown = re.findall(r"--> (.*)", plain("\n".join(failure.traceback)))
+        assert set(shown) == {f"2 {line}"}
+    (failure,) = failure_of(cluster, "max(1,\n  [1 / y for y in [0]])").failures
+    assert re.findall(r"--> (.*)", plain("\n".join(failure.traceback)))[-1] == "2   [1 / y for y in [0]])"
+    (failure,) = failure_of(cluster, "x = sum(\n    1 / y\n    for y in [0]\n)").failures
+    assert re.findall(r"--> (.*)", plain("\n".join(failure.traceback))) == ["1 x = sum("]
+    assert "line 2, in <genexpr>" in plain("\n".join(failure.traceback))
+
+
+def test_code_and_timeout_of_a_cell_are_checked_before_it_runs(cluster: Cluster) -> None:
+    for timeout_s in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=f"a positive number of seconds, not {timeout_s:g}"):
+            cluster.run("began = True", timeout_s=timeout_s)
+    with pytest.raises(UsageError, match="the code of a cell is a string, not of type int"):
+        cluster.run(5)  # type: ignore[arg-type]
+    assert cluster.run("'began' in globals()").results == {0: False, 1: False}
 
 
 def test_distinct_failures_are_shown_once_each_with_the_earliest_first(cluster: Cluster, tmp_path: Path) -> None:
@@ -209,7 +239,7 @@ def test_death_is_reported_and_the_other_rank_continues(torchless: Cluster, code
     crashed = "SIGSEGV" in how
     where = ", line 5" if crashed else ""  # Python's crash report names it
     assert str(error) == f"rank 1 ({HOST}){where}: RankDied: process {pid} {how}"
-    assert error.failures[0].traceback[:2] == ("Its last lines on stderr:", "last words")
+    assert error.failures[0].traceback[:2] == ("Last lines on stderr:", "last words")
     assert ("Cell, line 5" in error.failures[0].traceback[-1]) == crashed
     assert torchless.run("globals().get('kept')").results == {0: 1, 1: None}
 

@@ -179,6 +179,29 @@ def test_initialization_of_a_communicator_is_released(device: Cluster, pids: dic
     assert is_intact(device, pids)
 
 
+BOUND = """
+import time
+from torch._C._distributed_c10d import Backend
+from jupyter_disttrain.rank.process_group import subgroups
+from tests.support import fake_device as gpu
+subgroups._abort_devices = gpu.abort
+Backend.supports_splitting, Backend.eager_connect_single_device = True, lambda backend, device: gpu.initialize()
+kept = rank * 11
+"""
+MAKE_BOUND = """
+if rank == 0: dist.new_group(backend="meta:fake", device_id=torch.device("meta", 0))
+else: time.sleep(1000)
+"""
+
+
+def test_rank_that_makes_a_group_bound_to_a_device_is_released() -> None:
+    with Cluster(n=2, launcher="local", grace_s=0.5, hang_after_s=0.5, name="bound") as cluster:
+        cluster.run(BOUND)
+        pids = cluster.run("import os; os.getpid()").results
+        interrupted(cluster, MAKE_BOUND, {0}, ranks="all")
+        assert is_intact(cluster, pids)
+
+
 BAD_SHUTDOWN = """
 group = get_ipython().kernel._request_handler.group
 destroy = group._destroy

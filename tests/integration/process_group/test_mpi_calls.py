@@ -78,7 +78,7 @@ def test_interrupt_ends_a_blocking_call(session: Cluster, before: str, call: str
     session.interrupt()
     with pytest.raises(RankFailure) as caught:
         run.wait(timeout_s=20)  # far less than the wait would take; a timeout would be another error
-    assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
+    assert {(failure.ename, failure.line) for failure in caught.value.failures} == {("KeyboardInterrupt", 3)}
     assert not caught.value.notes
     assert session.run("(comm.allreduce(1), kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
 
@@ -107,11 +107,42 @@ def test_abort_ends_the_cell_and_not_the_session(session: Cluster, call: str) ->
     assert session.run("(comm.allreduce(1), kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
 
 
+def test_end_of_mpi_in_a_cell_has_no_effect(session: Cluster) -> None:
+    run = session.run("MPI.Finalize()")
+    assert set(run.stderr.values()) == {"MPI.Finalize() has no effect in a cell: MPI ends with the rank\n"}
+    for name in ("Free", "Disconnect"):
+        error = failure_of(session, f"comm.{name}()")
+        assert {failure.evalue for failure in error.failures} == {
+            f"comm.{name}() would end MPI for all later cells, which use this communicator"
+        }
+    made = "own = comm.Dup(); own.Free(); other = comm.Dup(); other.Disconnect(); (comm.allreduce(1), kept)"
+    assert session.run(made, timeout_s=20).results == {0: (2, 0), 1: (2, 11)}
+
+
 HELD = "win = MPI.Win.Allocate(8, comm=comm)\nif rank == 0: win.Lock(0)\ncomm.Barrier()\nif rank == 1: win.Lock(0)"
 MADE = "if rank == 1: MPI.Win.Create(bytearray(8), comm=comm)"
+# Open MPI crashes where a release interrupts partitioned communication.
+PARTITIONED = """
+import numpy as np
+if rank == 1:
+    request = comm.Precv_init(np.zeros(8), 4, 0, 9)
+    request.Start()
+    request.Wait()
+"""
+SEVERAL = """
+import numpy as np
+if rank == 1:
+    requests = [comm.Psend_init(np.zeros(8), 4, 0, tag) for tag in (5, 6)]
+    MPI.Prequest.Startall(requests)
+    MPI.Request.Waitall([requests[0], requests[1]])
+"""
 
 
-@pytest.mark.parametrize(("code", "call"), [(MADE, "Create"), (HELD, "Lock")])
+ALONE = "if rank == 1: MPI.COMM_SELF.recv(source=0)"
+ENDLESS = [(MADE, "Create"), (HELD, "Lock"), (PARTITIONED, "Wait"), (SEVERAL, "Waitall"), (ALONE, "recv")]
+
+
+@pytest.mark.parametrize(("code", "call"), ENDLESS)
 def test_rank_in_an_uninterruptible_call_is_replaced_by_the_third_interrupt(
     session: Cluster, code: str, call: str
 ) -> None:
@@ -123,9 +154,11 @@ def test_rank_in_an_uninterruptible_call_is_replaced_by_the_third_interrupt(
         run.wait(timeout_s=60)
     host = session.table[1].info.host
     assert any(
-        note.startswith(f"rank 1 on {host} was in MPI {call}, which does not end") for note in caught.value.notes
+        note.startswith(f"rank 1 on {host} was in MPI {call}, which ") and "interrupted three times" in note
+        for note in caught.value.notes
     )
-    assert session.run("(comm.allreduce(1), rank or kept)", timeout_s=20).results == {0: (2, 0), 1: (2, 1)}
+    works = "(comm.allreduce(1), MPI.COMM_SELF.allreduce(1), rank or kept)"
+    assert session.run(f"from mpi4py import MPI\n{works}", timeout_s=20).results == {0: (2, 1, 0), 1: (2, 1, 1)}
 
 
 def test_dist_is_intact_after_these_tests(session: Cluster) -> None:

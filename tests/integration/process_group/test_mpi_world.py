@@ -66,6 +66,29 @@ def test_interrupt_reaches_ranks_that_wait_in_mpi(world: Cluster, call: str) -> 
     assert world.run("held['in a dict'] is comm and kept").results == {0: 0, 1: 11, 2: 22}
 
 
+SLOW_SEARCHES = """
+from jupyter_disttrain.rank.process_group.object_replacement import _Replacing as Replacing
+searched, search = [], Replacing.untracked
+def count(self):
+    searched.append(self)
+    return search(self)
+Replacing.untracked = count
+"""
+
+
+def test_comm_is_replaced_without_a_search_of_the_whole_heap() -> None:
+    """mpi4py itself holds COMM_WORLD where the collector does not show it; that search takes seconds."""
+    with Cluster(n=2, name="search", grace_s=0.5, hang_after_s=2.0) as cluster:
+        cluster.run(SLOW_SEARCHES)
+        for _ in range(2):
+            interrupted(cluster, "if rank:\n    comm.Barrier()\nelse:\n    while True: pass", {1})
+            assert cluster.run("comm.allreduce(1), len(searched)").results == {0: (2, 0), 1: (2, 0)}
+        cluster.run("import gc; held = (comm, 'in a tuple'); gc.collect()")  # the collector no longer tracks it
+        interrupted(cluster, "if rank:\n    comm.Barrier()\nelse:\n    while True: pass", {1})
+        assert cluster.run("comm.allreduce(1), held[0] is comm").results == {0: (2, True), 1: (2, True)}
+        assert cluster.run("Replacing.untracked = search; len(searched) > 0").results == {0: True, 1: True}
+
+
 def test_communicator_of_a_request_is_found_after_another_rank_revoked_it(world: Cluster) -> None:
     """Otherwise the release revokes all communicators, including those of the user."""
     world.run("from mpi4py import MPI; from jupyter_disttrain.rank.mpi.comms import comm_within")
@@ -116,7 +139,8 @@ def test_rank_about_to_wait_during_a_revoke_is_woken(world: Cluster) -> None:
         world.interrupt(forced=True)
         with pytest.raises(RankFailure) as caught:
             run.wait(timeout_s=30)
-        assert {failure.ename for failure in caught.value.failures} == {"KeyboardInterrupt"}
+        others = [failure for failure in caught.value.failures if failure.ename != "KeyboardInterrupt"]
+        assert not others, [(failure.ranks, failure.ename, failure.evalue) for failure in others]
 
 
 def test_only_the_communicator_that_ranks_wait_in_is_revoked(world: Cluster) -> None:

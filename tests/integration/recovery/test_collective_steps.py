@@ -81,6 +81,20 @@ def test_mismatch_left_by_an_earlier_cell_is_remembered(three: Cluster) -> None:
     }
 
 
+def test_groups_that_only_some_ranks_make_are_reported_and_do_not_hang_later(three: Cluster) -> None:
+    make = "pair = dist.new_group([0])"
+    in_all = "all_of = dist.new_group(); x = torch.ones(1); dist.all_reduce(x, group=all_of); x.item()"
+    note = "out of step in new_group: rank 0 is 1 call ahead of ranks 1-2"
+    assert [text.partition(", so")[0] for text in three.run(make, 0).notes] == [note]
+    assert three.run(make, "1-2", timeout_s=20).notes == []
+    assert three.run(in_all, timeout_s=20).results == {0: 3.0, 1: 3.0, 2: 3.0}
+    with pytest.raises(RankFailure, match="ZeroDivisionError"):
+        three.run(f"if rank == 0: {make}\n1 / 0")
+    assert three.run(in_all, timeout_s=20).results == {0: 3.0, 1: 3.0, 2: 3.0}
+    # Only its own ranks make this one.
+    assert three.run("if rank == 1: local = dist.new_group([1], use_local_synchronization=True)").notes == []
+
+
 def test_ranks_in_step_keep_their_group_when_a_cell_fails(three: Cluster) -> None:
     def generation() -> int:
         return three._session.launch.state.generation

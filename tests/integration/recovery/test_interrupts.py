@@ -12,6 +12,7 @@ from jupyter_disttrain.errors import RankFailure
 from jupyter_disttrain.sigint import PATIENT_INTERRUPTS
 
 from ...support.listeners import IgnoringListener
+from ...support.notebook_driver import plain
 from ...support.process_tools import send_sigint, wait_until
 from ...support.recovery_tools import failure_of, stop
 
@@ -86,6 +87,17 @@ while heard < 3:
 time.sleep(2)
 heard"""
     assert torchless.run(code, 0, listener=InterruptBurst(count=3)).results == {0: 3}
+
+
+def test_interrupt_at_the_end_of_a_loop_is_shown_with_its_line(torchless: Cluster, tmp_path: Path) -> None:
+    """Python 3.11 handles signals in the jump back, which has no line of its own if the loop ends with an if."""
+    begin = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    run = torchless.run(f"{begin}\nfor i in range(10**12):\n    if i < 0:\n        pass", block=False)
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    failures = stop(torchless, run).failures
+    assert {failure.ename for failure in failures} == {"KeyboardInterrupt"}
+    assert {failure.line for failure in failures} <= {1, 2, 3, 4}
+    assert all("----> " in plain("".join(failure.traceback)) for failure in failures)
 
 
 def test_interrupt_while_an_error_is_reported_loses_neither(torchless: Cluster) -> None:

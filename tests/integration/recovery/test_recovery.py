@@ -38,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("pids")
 def test_interrupt_reaches_ranks_that_wait_for_others(three: Cluster, code: str, waiting: set[int]) -> None:
     error = interrupted(three, code, waiting)
     assert {failure.ename for failure in error.failures} == {"KeyboardInterrupt"}
+    assert all(failure.line for failure in error.failures), "each with the line that was interrupted"
 
 
 def test_model_whose_constructor_failed_is_ignored_later(three: Cluster) -> None:
@@ -110,7 +111,8 @@ def test_group_destroyed_by_the_user_is_freed(three: Cluster) -> None:
     count = "len(os.listdir('/proc/self/task'))"
     before = three.run(count).results
     three.run("for _ in range(3):\n    pg = dist.new_group([0, 1, 2])\n    dist.destroy_process_group(pg)\n    del pg")
-    assert wait_until(lambda: three.run(count).results == before)  # it is kept for a second: process_group.destroyed
+    # It is kept for a second: process_group.destroyed. Threads of what earlier tests have left may end meanwhile.
+    assert wait_until(lambda: all(now <= before[rank] for rank, now in three.run(count).results.items()))
 
 
 @pytest.mark.parametrize("three", ["mpi"], indirect=True)

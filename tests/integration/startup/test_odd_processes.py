@@ -79,6 +79,15 @@ def test_rank_that_closes_session_descriptors_is_replaced_and_reports_why(odd: C
         assert odd.run(SUM).results == {0: [3.0], 1: [3.0]}
 
 
+def test_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(LaunchError, match="the working directory, in which ranks start too, was deleted"):
+        Cluster(n=1, launcher="local", backend="none", name="nowhere")
+
+
 def test_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     with pytest.raises(LaunchError) as caught, Cluster(n=2, launcher="local"):

@@ -16,6 +16,7 @@ from jupyter_disttrain.client.cells.events import Event, Printed, Replied
 from jupyter_disttrain.client.cells.executor import Cells
 from jupyter_disttrain.client.startup.rank_table import RankEntry
 from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, UsageError
+from jupyter_disttrain.features.telemetry.client import Telemetry
 from jupyter_disttrain.protocol.requests import Pull
 from jupyter_disttrain.protocol.states import RankState
 
@@ -214,7 +215,8 @@ def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
 
 def cells_of(table: list[RankEntry], interrupt: Callable[..., None] = lambda _ranks: None, **supervisor: Any) -> Cells:
     launch = SimpleNamespace(table=table, stuck_remedy=lambda _ranks: "%dist_reset")
-    return Cells(cast("Any", launch), cast("Any", SimpleNamespace(**supervisor)), cast("Any", None), 0, interrupt)
+    supervising: Any = SimpleNamespace(**supervisor)
+    return Cells(cast("Any", launch), supervising, Telemetry(1.0), cast("Any", None), 0, interrupt)
 
 
 def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_cell() -> None:

@@ -120,7 +120,7 @@ def test_death_is_reported_with_signal_and_last_stderr_lines() -> None:
     assert failure.headline == (
         "rank 0 (node0): RankDied: process 7 was killed by SIGKILL: kill -9, or the kernel's out-of-memory killer"
     )
-    assert failure.traceback == ("Its last lines on stderr:", "first", "last")
+    assert failure.traceback == ("Last lines on stderr:", "first", "last")
 
 
 def in_step() -> Steps:

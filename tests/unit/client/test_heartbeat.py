@@ -156,7 +156,7 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     )
     session = SimpleNamespace(
         launch=launch,
-        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), cast("Any", None), 0, nothing),
+        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), Telemetry(1.0), cast("Any", None), 0, nothing),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=Telemetry(1.0),
     )

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from jupyter_disttrain.client.recovery.state_machine import FORM_LIMIT, REPLACE_LIMIT, Action, Do, Phase, Recovery
 from jupyter_disttrain.config.cluster import ClusterConfig
+from jupyter_disttrain.protocol.time_limits import INTERRUPT_SECONDS
 
 RANKS = 3
 ranks = st.integers(0, RANKS - 1)
@@ -246,6 +247,14 @@ def test_interrupt_releases_ranks_seen_waiting_after_it_and_a_second_one_all() -
     assert Do.RELEASE not in actions(state, 1.2)
     state.on_interrupt(2.0, forced=False)
     assert Do.RELEASE in actions(state, 2.0)
+
+
+def test_ranks_are_inspected_once_an_interrupt_had_time_to_end_their_cell_however_young_it_is() -> None:
+    for young_s in (0.0, 0.4, 5.0):
+        state = running(2)
+        state.on_interrupt(young_s, forced=False)
+        actions(state, young_s)
+        assert Do.INSPECT in actions(state, young_s + INTERRUPT_SECONDS)
 
 
 def test_failure_in_one_cell_does_not_release_ranks_waiting_in_another() -> None:

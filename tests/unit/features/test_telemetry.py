@@ -21,7 +21,7 @@ import torch
 from jupyter_disttrain.features.telemetry.client import Telemetry
 from jupyter_disttrain.features.telemetry.rank import status_page
 from jupyter_disttrain.features.telemetry.rank.process_stats import Vitals
-from jupyter_disttrain.features.telemetry.rank.progress import Pass, Progress
+from jupyter_disttrain.features.telemetry.rank.progress import NOWHERE, Loop, Pass, Progress
 from jupyter_disttrain.features.telemetry.rank_figures import Rates
 from jupyter_disttrain.features.telemetry.snapshot import Feed, snapshot
 from jupyter_disttrain.features.telemetry.warnings import find_straggler
@@ -77,27 +77,36 @@ def test_resumed_progress_bar_counts_only_its_own_steps() -> None:
     progress.reset(cell_started())
     progress._began_s -= 60.0
     with tqdm(total=1000, initial=900, file=io.StringIO()) as bar:
-        assert progress.loop[2] is None
+        assert progress.loop.left_s is None
         bar.start_t -= 10.0
         bar.update(10)
-        assert progress.loop[:2] == (910, 1000)
-        assert progress.loop[2] == pytest.approx(90.0, rel=0.1)
+        assert (progress.loop.done, progress.loop.total) == (910, 1000)
+        assert progress.loop.left_s == pytest.approx(90.0, rel=0.1)
         with tqdm(total=5, file=io.StringIO()) as inner:
             inner.update(1)
-            assert progress.loop[:2] == (910, 1000)
+            assert (progress.loop.done, progress.loop.total) == (910, 1000)
             bar.update(90)
-            assert progress.loop[:2] == (1, 5)  # the other bar has finished
-    assert progress.loop[:2] == (0, 0)
+            assert (progress.loop.done, progress.loop.total) == (1, 5)  # the other bar has finished
+    assert (progress.loop.done, progress.loop.total) == (0, 0)
 
 
 def test_abandoned_loop_is_no_longer_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     iterator = Progress()  # or any other object
     found = Pass(done=3, total=10, since=100.0, last=102.0, iterator=weakref.ref(iterator))
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 111.0)
-    assert found.as_loop() == (3, 10, 7.0)
-    assert replace(found, iterator=weakref.ref(Progress())).as_loop()[:2] == (0, 0)  # its loop was left
+    assert found.as_loop() == Loop(done=3, total=10, left_s=7.0, passed_s=11.0)
+    without_loop = replace(found, iterator=weakref.ref(Progress()))
+    assert without_loop.as_loop() is NOWHERE
     monkeypatch.setattr("jupyter_disttrain.features.telemetry.rank.progress.time.monotonic", lambda: 112.1)
-    assert found.as_loop()[:2] == (0, 0)
+    assert found.as_loop() is NOWHERE
+
+
+def test_loops_that_end_within_seconds_are_short() -> None:
+    assert not Loop(done=1, total=57, passed_s=0.01).is_long
+    assert not Loop(done=28, total=57, left_s=0.3, passed_s=0.3).is_long
+    assert not Loop(done=1, total=57, left_s=8.0, passed_s=0.2).is_long, "too early to tell"
+    assert Loop(done=2, total=57, left_s=27.5, passed_s=1.0).is_long
+    assert Loop(done=1, total=57, passed_s=5.1).is_long, "its first round takes long"
 
 
 def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
@@ -110,11 +119,11 @@ def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
     for _ in range(2):
         status_page.write(page, status)
     vitals._status = status_page.read(page) or vitals._status
-    assert vitals._vitals(now) == replace(status, time_s=0.0)
+    assert vitals._vitals(now, vitals._status) == replace(status, time_s=0.0)
     page[status_page.AT] |= 1  # the state in which a rank stopped at this point leaves it
     page[status_page.AT + 8 : status_page.AT + 16] = bytes(8)
     assert status_page.read(page) is None
-    assert vitals._vitals(now + 10).state == "not responding"
+    assert vitals._vitals(now + 10, vitals._status).state == "not responding"
 
 
 def test_equally_fast_ranks_are_not_named() -> None:

@@ -11,9 +11,8 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.config.slurm import SlurmOptions, parse_more, split_more
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.launchers.slurm import allocated_nodes
-from jupyter_disttrain.launchers.slurm.allocated_nodes import Allocation, least_cpus
+from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, Allocation, least_cpus
 from jupyter_disttrain.launchers.slurm.batch_script import job_options, start_script
-from jupyter_disttrain.launchers.slurm.job import SlurmJob
 from jupyter_disttrain.launchers.slurm.job_state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import JobMonitor
 from jupyter_disttrain.launchers.slurm.texts import waiting_text
@@ -28,6 +27,7 @@ HOUR = 3600.0
 RUNNING = JobState(
     job_id="7", state="RUNNING", nodes=("a", "b"), node_list="[a-b]", start_s=0.0, end_s=HOUR, time_limit="01:00:00"
 )
+ALLOCATED = AllocatedNodes(job_id="7", nodes=("a", "b"), per_node=1, start_file="/p/start.sh")
 SCONTROL = (
     "JobId=7 JobName=disttrain-x Priority=40 Reason=None JobState=RUNNING Restarts=1 ExitCode=0:0 TimeLimit=01:00:00 "
     "StartTime=1000 EndTime=4600 PreemptTime=None Partition=gpu NodeList=node[1-2] NumNodes=2 NumCPUs=16 NumTasks=8 "
@@ -131,7 +131,7 @@ def test_pending_job_line_shows_position_reason_and_start() -> None:
 
 
 def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
-    monitor, notices = JobMonitor(SlurmJob("7")), []
+    monitor, notices = JobMonitor(ALLOCATED), []
     for left_s in (700, 590, 603, 580, 290, 280, 50, 40):  # Slurm may move the end a little
         notices += [text.partition(", at its")[0] for text in monitor.look(RUNNING, HOUR - left_s)]
     assert [text.split(", ")[-1] for text in notices] == ["in 10 min", "in 5 min", "in 50 s"]
@@ -141,11 +141,11 @@ def test_time_limit_is_announced_at_ten_five_and_one_minute() -> None:
     assert monitor.standing == []
     assert monitor.look(longer, 2 * HOUR - 300)
     short = dataclasses.replace(RUNNING, end_s=240.0)
-    assert not JobMonitor(SlurmJob("7")).look(short, 1.0), "a job of four minutes gets no early warning"
+    assert not JobMonitor(ALLOCATED).look(short, 1.0), "a job of four minutes gets no early warning"
 
 
 def test_job_events_are_reported_once() -> None:
-    monitor = JobMonitor(SlurmJob("7"))
+    monitor = JobMonitor(ALLOCATED)
     monitor.look(RUNNING, 0.0)
     silent = JobState(job_id="7", state="UNKNOWN", reason="no route")
     assert not monitor.look(silent, 10.0)
@@ -165,7 +165,7 @@ def test_job_events_are_reported_once() -> None:
 
 
 def test_nodes_freed_by_a_completing_job_are_not_lost() -> None:
-    monitor = JobMonitor(SlurmJob("7"))
+    monitor = JobMonitor(ALLOCATED)
     monitor.look(RUNNING, 0.0)
     assert not monitor.look(dataclasses.replace(RUNNING, state="COMPLETING", nodes=("a",), node_list="a"), 1.0)
     monitor.look(dataclasses.replace(RUNNING, state="PENDING", nodes=(), node_list=""), 2.0)
@@ -173,9 +173,9 @@ def test_nodes_freed_by_a_completing_job_are_not_lost() -> None:
 
 
 def test_job_that_is_requeued_before_the_first_look_is_over() -> None:
-    monitor = JobMonitor(SlurmJob("7"))
+    monitor = JobMonitor(ALLOCATED)
     monitor.look(dataclasses.replace(RUNNING, state="PENDING", nodes=(), node_list=""), 0.0)
-    assert monitor.over.startswith("job 7 was put back into the queue")
+    assert monitor.over.startswith("job 7 (a, b) was put back into the queue")
 
 
 def test_allocation_refuses_more_than_it_has() -> None:

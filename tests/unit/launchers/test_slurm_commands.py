@@ -12,7 +12,8 @@ import os
 import signal
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -182,7 +183,8 @@ def test_deaths_are_reported_whatever_queries_fail_and_slurm_is_queried_once_for
     monkeypatch.setattr(job_watch, "JOB_WATCH_TURN_SECONDS", 600.0)
     monkeypatch.setattr(job_watch, "JOB_WATCH_LATE_SECONDS", 0.0)
     fake_job, reported, all_reported = FakeJob(), list[int](), threading.Event()
-    watch = job_watch.JobWatch(fake_job, reported.append, reported.append)  # type: ignore[arg-type]
+    allocated: Any = SimpleNamespace(job=fake_job, nodes=())
+    watch = job_watch.JobWatch(allocated, reported.append, reported.append)
 
     def report(rank: int) -> None:
         reported.append(rank)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from jupyter_disttrain.rank.process_group.object_replacement import Protected, note_frozen, replace_everywhere
+from jupyter_disttrain.rank.process_group.object_replacement import (
+    Protected,
+    _Replacing,
+    note_frozen,
+    replace_everywhere,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,6 +133,28 @@ def test_references_to_the_old_group_refer_to_the_new_one(kind: str, make: Calla
         del _holder, read  # the argument of the function that created it belongs to another cell
     gc.collect()
     assert gone() is None, gc.get_referrers(gone())
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize("held_by_users", [0, 1])
+def test_untracked_holders_are_searched_for_only_if_there_are_more_than_those_of_c_code(
+    held_by_users: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[Any] = []
+    untracked = _Replacing.untracked
+    monkeypatch.setattr(_Replacing, "untracked", lambda self: searches.append(self) or untracked(self))
+    old, new = HashStore(), HashStore()
+    of_c = (old, "C code")
+    of_users = [(old, number) for number in range(held_by_users)]
+    for _ in range(3):  # after it the collector no longer tracks the tuples
+        gc.collect()
+    pairs = [(old, new)]
+    del old
+    held = {"of users": of_users}
+    assert replace_everywhere(pairs, held_in_c=1) == []
+    assert bool(searches) == bool(held_by_users)
+    assert all(each[0] is new for each in held["of users"])
+    assert len(of_c) == 2
 
 
 def test_excluded_references_are_kept() -> None:

@@ -70,6 +70,10 @@ class Vitals:
         while not self._ready.empty():
             self._publish(self._ready.get())
 
+    def now(self) -> RankVitals:
+        """Return the rank's present activity, and its use of resources as measured last."""
+        return self._vitals(time.monotonic(), self._wire.status() or self._status)  # None during a write
+
     def _run(self, local_rank: int, device: str, uuid: str, loop_pause: float) -> None:
         node = Node() if local_rank == 0 else None
         gpu = None
@@ -89,7 +93,7 @@ class Vitals:
                     due = now + self._pause
                     self._usage = self._measure(now, gpu)
                 if is_due or _loop(before) != _loop(self._status):
-                    self._ready.put(self._vitals(now))
+                    self._ready.put(self._vitals(now, self._status))
                     self._wake()
                 if is_due and node is not None:
                     self._ready.put(node.read())
@@ -123,9 +127,8 @@ class Vitals:
         figures = None if gpu is None else gpu.read({self._process.pid, *others})
         return {"time_s": time.time(), "cpu_percent": round(percent, 1), "memory_bytes": memory_bytes, "gpu": figures}
 
-    def _vitals(self, now: float) -> RankVitals:
+    def _vitals(self, now: float, status: RankVitals) -> RankVitals:
         """Return the rank's activity, and its use of resources as measured last."""
-        status = self._status
         silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
         silent_s = round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0
         state: str = status.state

@@ -14,17 +14,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....protocol.time_limits import SHORTEST_LOOP_SECONDS, SHORTEST_PART_SECONDS
 from ....rank.libraries.import_hooks import on_import
 
 if TYPE_CHECKING:
     from ....rank.cell_started import CellStarted
 
 _SEVERAL = (list, tuple)
-Loop = tuple[int, int, "float | None"]
-NOWHERE: Loop = (0, 0, None)
 MOST_ROUNDS = 2**62  # iterations that a loop can be reported to have
 DEEPEST_BATCH = 10  # nesting of lists in a batch
 LEFT_SECONDS, LEFT_ROUNDS = 5.0, 10.0  # without a batch, also in rounds of the pass: then the loop was left
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Progress of a loop whose length is known."""
+
+    done: int = 0  # iterations
+    total: int = 0
+    left_s: float | None = None  # None: not known yet
+    passed_s: float = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes long enough, at the speed so far, for its progress to be of use.
+
+        The speed of the first iterations may be that of something that is done once.
+        """
+        left_s = 0.0 if self.passed_s < SHORTEST_PART_SECONDS else self.left_s or 0.0
+        return self.passed_s + left_s >= SHORTEST_LOOP_SECONDS
+
+
+NOWHERE = Loop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +65,12 @@ class Pass:
 
     def as_loop(self) -> Loop:
         """Return the pass's progress."""
-        is_left = time.monotonic() - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s)
+        now = time.monotonic()
+        is_left = now - self.last > max(LEFT_SECONDS, LEFT_ROUNDS * self.round_s)
         if not self.total or is_left or self.iterator() is None:
             return NOWHERE
-        return self.done, self.total, self.round_s * (self.total - self.done) if self.done > 1 else None
+        left_s = self.round_s * (self.total - self.done) if self.done > 1 else None
+        return Loop(self.done, self.total, left_s, now - self.since)
 
 
 class Progress:
@@ -106,10 +129,7 @@ class Progress:
 
     @property
     def loop(self) -> Loop:
-        """Iterations done of the current loop, their total, and the seconds left; None if not known.
-
-        The outermost bar of tqdm; where there is none, the outermost pass through a DataLoader; else ``NOWHERE``.
-        """
+        """The outermost bar of tqdm; where there is none, the outermost pass through a DataLoader; else ``NOWHERE``."""
         bar = _outermost_bar(self._began_s)
         loops = (each.as_loop() for each in list(self._passes.values()))
         batches = next((loop for loop in loops if loop is not NOWHERE), NOWHERE)
@@ -117,7 +137,7 @@ class Progress:
             return batches
         shown = _as_loop(bar)
         # A bar around a DataLoader counts only when it is drawn, which may be rare.
-        is_behind = shown[1] == batches[1] and shown[0] < batches[0]
+        is_behind = shown.total == batches.total and shown.done < batches.done
         return batches if is_behind and isinstance(bar.iterable, sys.modules["torch.utils.data"].DataLoader) else shown
 
 
@@ -137,8 +157,9 @@ def _outermost_bar(since_s: float) -> Any | None:
 def _as_loop(bar: Any) -> Loop:
     done = bar.n - getattr(bar, "initial", 0)  # only this cell's iterations: a resumed run does not start at 0
     # ``n`` may be a tensor: a user may pass one to ``update``.
-    left_s = float((time.time() - bar.start_t) / done * (bar.total - bar.n)) if done > 0 else None
-    return min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s
+    passed_s = time.time() - bar.start_t
+    left_s = float(passed_s / done * (bar.total - bar.n)) if done > 0 else None
+    return Loop(min(int(bar.n), MOST_ROUNDS), min(int(bar.total), MOST_ROUNDS), left_s, passed_s)
 
 
 def _length(iterator: Any) -> int:

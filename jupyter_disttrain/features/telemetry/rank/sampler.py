@@ -28,6 +28,7 @@ from ....rank.mpi.current_call import mpi_call
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
+from .progress import NOWHERE
 from .stacks import MESSAGE_WAIT, communication
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ class Sampler:
             own = (each.f_lineno for each in outwards(frame) if is_own(each.f_code.co_filename) and each.f_lineno)
             line, call = next(own, None), self._call(frame, now)
             waits_s = now - self._waits_since if self._waits_since else 0.0
-            done, total, left_s = self._progress.loop
+            loop = self._progress.loop
+            if not loop.is_long:
+                loop = NOWHERE
             found = {
                 "state": RankActivity.IN_COLLECTIVE if waits_s > WAITING_SECONDS else RankActivity.RUNNING,
                 "cell": cell["number"],
@@ -109,9 +112,9 @@ class Sampler:
                 "line": line,
                 "call": call[:CALL_CHARACTERS],
                 "waits_s": round(waits_s, 1),
-                "done": min(done, total),
-                "total": total,
-                "left_s": None if left_s is None else round(left_s, 1),
+                "done": min(loop.done, loop.total),
+                "total": loop.total,
+                "left_s": None if loop.left_s is None else round(loop.left_s, 1),
             }
         return RankVitals(
             time_s=time.time(),

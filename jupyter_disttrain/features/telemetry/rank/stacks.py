@@ -62,7 +62,7 @@ def where(
     in_mpi = mpi_call(frame) if frames and found["call"] is None else None
     if in_mpi is not None:
         found["call"] = f"MPI {in_mpi.name}"
-        found["mpi"] = "many" if in_mpi.waits_for_many else "one"
+        found["mpi"] = in_mpi.kind
         # A loop comes to the same line again and again, with other values.
         found["values"] = hash(tuple(map(id, frame.f_locals.values()))) if frame is not None else 0
     if group is not None:

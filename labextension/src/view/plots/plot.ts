@@ -210,7 +210,7 @@ export class Plot {
         x: {
           time: false,
           ...(isTime
-            ? { range: (_: uPlot, min, max) => timeRange(min, max) }
+            ? { range: (self, min, max) => timeRange(self.data[0], min, max) }
             : {})
         },
         y: isLogarithmic

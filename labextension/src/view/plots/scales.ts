@@ -70,9 +70,20 @@ export function valueTicks(
   return ticks;
 }
 
-/** The range of time: at least some seconds, however short the history is. */
-export function timeRange(min: number, max: number): Range {
-  return [Math.min(min, max - MIN_SECONDS), max];
+/**
+ * The range of time: at least some seconds, however short the history is.
+ *
+ * @param min - what uPlot proposes; around a single value, years before it
+ * @param max - as well
+ */
+export function timeRange(
+  times: ArrayLike<number>,
+  min: number,
+  max: number
+): Range {
+  const only = times.length === 1 ? times[0] : undefined;
+  const end = only ?? max;
+  return [Math.min(only ?? min, end - MIN_SECONDS), end];
 }
 
 /**

@@ -71,6 +71,41 @@ def test_training_resumes_exactly(cluster: Cluster, tmp_path: Path, beside: bool
         assert run.stdout[1] == ""
 
 
+EXTRA = """
+import io
+class Scaled(torch.nn.Linear):
+    def get_extra_state(self):
+        return io.BytesIO(b"scales %d" % self.scale)
+    def set_extra_state(self, state):
+        self.scale = int(state.read().split()[1])
+scaled = Scaled(2, 2)
+scaled.scale = 7
+"""
+
+
+def test_stream_in_the_state_of_a_model_is_restored(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(EXTRA)
+    cluster.checkpoints.save(tmp_path, ["scaled"])
+    cluster.run("scaled.scale = 0")
+    cluster.checkpoints.load(tmp_path)
+    assert cluster.run("scaled.scale").results == {0: 7, 1: 7}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_values_take_no_more_space_than_their_data(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
+    size = 8 * 2**20
+    cluster.run(f"x = torch.randint(256, ({size},), dtype=torch.uint8); total = int(x.sum())")
+    cluster.run("array = x.numpy(); data = array.tobytes()")
+    cluster.checkpoints.save(tmp_path, ["x", "array", "data"], beside=beside)
+    cluster.checkpoints.finish()
+    saved = sum(file.stat().st_size for file in (tmp_path / "000001").iterdir())
+    cluster.run("del x, array, data")
+    cluster.checkpoints.load(tmp_path)
+    check = "int(x.sum()) == total and data == array.tobytes() == x.numpy().tobytes()"
+    assert cluster.run(check).results == {0: True, 1: True}
+    assert saved < 1.05 * 3 * 2 * size  # 3 variables on 2 ranks
+
+
 def test_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> None:
     with Cluster(n=2, launcher="local", name="two") as two:
         two.run(SHARDED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -72,6 +74,20 @@ def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path) -> None
     assert cluster.run("kept, helper").results == {0: (0, "mine"), 1: (1, "mine")}
 
 
+def test_destroyed_group_of_a_script_is_held_until_its_threads_have_ended(cluster: Cluster, folder: Path) -> None:
+    # Else scripts hang at times, as they do under torchrun: process_group.destroyed, which the timer is of.
+    code = """
+        import threading, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.destroy_process_group()
+        held = [each for each in threading.enumerate() if each.name == "ended process groups"]
+        print(len(held))
+        held[0].join()
+        """
+    run = cluster.scripts.run(write(folder, "ends.py", code))
+    assert lines_of(run) == {rank: ["1"] for rank in range(2)}
+
+
 def test_environment_of_a_script(cluster: Cluster, folder: Path) -> None:
     write(
         folder,
@@ -103,6 +119,14 @@ def test_environment_of_a_script(cluster: Cluster, folder: Path) -> None:
         assert lines[2] == "True False False"
         assert lines[3] == f"{[str(rank), '2', str(rank), '2', '0', str(rank), '2', '127.0.0.1']} True"
         assert lines[4:] == ["True False", "[]", "None None False"]
+
+
+def test_script_has_the_names_that_python_sets(cluster: Cluster, folder: Path) -> None:
+    write(folder, "show.py", "print(sorted(globals()), globals().get('__cached__'), globals().get('__annotations__'))")
+    for arguments in (["show.py"], ["-m", "show"]):
+        alone = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        run = cluster.scripts.run(arguments[-1], is_module=len(arguments) > 1)
+        assert run.stdout == dict.fromkeys(range(2), alone.stdout)
 
 
 def test_module_and_folder_run(cluster: Cluster, folder: Path) -> None:
@@ -202,26 +226,28 @@ def test_metrics_and_progress_of_a_script_are_its_ranks(folder: Path) -> None:
     code = """
     import os, time, torch
     from jupyter_disttrain import log_metrics
-    data = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2)
+    data = torch.utils.data.DataLoader(torch.arange(80.0), batch_size=2)  # it would take some 10 s
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for step, batch in enumerate(data):
+        time.sleep(0.3)
         optimizer.zero_grad(); (weight * batch.sum()).backward(); optimizer.step()
         log_metrics(step, loss=float(step))
         if step == 2:
             open(f"half{os.environ['RANK']}", "w").close()
             while not os.path.exists("go"): time.sleep(0.01)
+            break
     """
     with Cluster(n=2, launcher="local", sample_s=0.1) as cluster:
         run = cluster.scripts.run(write(folder, "train.py", code), block=False)
         assert wait_until(lambda: len(list(folder.glob("half*"))) == 2)
         ranks = cluster.telemetry.ranks
         vitals = [lambda rank=rank: ranks[rank].vitals for rank in range(2)]
-        assert wait_until(lambda: all((each().done, each().total, each().line) == (3, 4, 12) for each in vitals))
+        assert wait_until(lambda: all((each().done, each().total, each().line) == (3, 40, 13) for each in vitals))
         assert len({each().program for each in vitals} - {0}) == 2
         (folder / "go").touch()
         run.wait()
-        assert cluster.metrics.gather("loss").values.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+        assert cluster.metrics.gather("loss").values.tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_script_may_fork_and_close_descriptors(cluster: Cluster, folder: Path) -> None:

@@ -167,22 +167,35 @@ def test_steps_samples_and_data_wait_are_counted_without_a_call(quick: Cluster) 
     assert all(vitals_of(quick, rank).data_wait_s >= before[rank].data_wait_s + 0.16 for rank in range(2))
 
 
+def test_status_of_a_new_cell_has_nothing_of_the_one_before() -> None:
+    with Cluster(n=2, launcher="local", sample_s=60, name="afresh") as cluster:
+        wait = "if rank == 0:\n    dist.barrier()\nelse:\n    for _ in tqdm(range(60), mininterval=0): time.sleep(1)"
+        run = cluster.run(f"import time\nfrom tqdm import tqdm\n{wait}", block=False)
+        assert wait_until(lambda: vitals_of(cluster, 1).total == 60)
+        stop(cluster, run)
+        run = cluster.run("import time; time.sleep(100)", block=False, origin=Origin(execution_count=9))
+        rows = [line.split() for line in status_text(cluster).splitlines() if line.startswith("  ")]
+        assert [row[1:4] for row in rows[1:3]] == [["running", "9", HOST]] * 2, "no line, no collective"
+        assert "of 60" not in status_text(cluster)
+        stop(cluster, run)
+
+
 HEAD = """
 import os, time
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-batches = torch.ones(12, 2)
+batches = torch.ones(1200, 2)  # at 0.02 s each, a pass takes long enough to be reported
 def hold(is_here):
     while is_here and not os.path.exists({path!r}): time.sleep(0.01)
 """
-PASS = "for number, _ in enumerate(DataLoader(batches, batch_size=3)): hold(number == 2)"
+PASS = "for number, _ in enumerate(DataLoader(batches, batch_size=3)): time.sleep(0.02); hold(number == 2)"
 SELDOM = """
 bar = tqdm(DataLoader(batches, batch_size=3), mininterval=1000, miniters=1000)
-for number, _ in enumerate(bar): hold(number == 2)
+for number, _ in enumerate(bar): time.sleep(0.02); hold(number == 2)
 """
 EPOCHS = """
 for epoch in tqdm(range(4), mininterval=0):
-    for number, _ in enumerate(DataLoader(batches, batch_size=3)): hold(epoch == 2 and number == 3)
+    for number, _ in enumerate(DataLoader(batches, batch_size=300)): hold(epoch == 2 and number == 3)
 """
 BAR = """
 for epoch in tqdm(range(5), mininterval=0):
@@ -201,7 +214,7 @@ for epoch in tqdm(range(5), mininterval=0):
 )
 def test_loop_progress_is_reported(quick: Cluster, tmp_path: Path, code: str) -> None:
     stop = tmp_path / "stop"
-    total = 5 if code is BAR else 4
+    total = {BAR: 5, EPOCHS: 4}.get(code, 400)
     run = quick.run(HEAD.format(path=str(stop)) + code, block=False)
     done = 2 if code in (BAR, EPOCHS) else 3  # a DataLoader has returned the batch that a bar has not counted yet
     assert wait_until(
@@ -247,9 +260,23 @@ def test_loop_progress_is_reported_soon_after_its_bar(tmp_path: Path) -> None:
         assert 2 <= cluster.telemetry.changes - before <= 2 * (2 / 0.3 + 2)
 
 
+def test_steps_and_samples_are_counted_without_a_process_group() -> None:
+    code = """
+import gc
+from torch.utils.data import DataLoader
+from jupyter_disttrain.features.telemetry.rank.progress import Progress
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for batch in DataLoader(range(6), batch_size=2): optimizer.step()
+[(each.steps, each.samples) for each in gc.get_objects() if isinstance(each, Progress)]
+"""
+    with Cluster(n=1, launcher="local", backend="none", name="plain") as cluster:
+        assert cluster.run(f"import torch\n{code}").results == {0: [(3, 6)]}
+
+
 def test_nested_loaders_report_the_outer_one(quick: Cluster) -> None:
     code = """
 import gc, time
+from dataclasses import astuple
 from torch.utils.data import DataLoader
 from jupyter_disttrain.features.telemetry.rank.progress import Progress
 (progress,) = [each for each in gc.get_objects() if isinstance(each, Progress)]
@@ -259,16 +286,16 @@ for number, _ in enumerate(DataLoader(range(100)), 1):
     time.sleep(0.02)
     if number == 50:
         for _ in DataLoader(range(10)): pass  # validation
-    if number > 51: seen[number] = progress.loop
-together = [progress.loop for _ in zip(DataLoader(range(10)), DataLoader(range(100)))]
+    if number > 51: seen[number] = astuple(progress.loop)
+together = [astuple(progress.loop) for _ in zip(DataLoader(range(10)), DataLoader(range(100)))]
 seen, together
 """
     quick.run("from torch.utils.data import DataLoader")
     seen, together = quick.run(code, 0).results[0]
     assert {number: loop[:2] for number, loop in seen.items()} == {number: (number, 100) for number in range(52, 101)}
-    assert all(left_s >= 0.02 * (100 - done) for done, _, left_s in seen.values())
+    assert all(left_s >= 0.02 * (100 - done) for done, _, left_s, _ in seen.values())
     assert [loop[:2] for loop in together] == [(done, 10) for done in range(1, 11)]
-    assert all(left_s >= 0 for _, _, left_s in together[1:])
+    assert all(left_s >= 0 for _, _, left_s, _ in together[1:])
 
 
 def test_data_loaders_of_all_kinds_are_unchanged(quick: Cluster) -> None:

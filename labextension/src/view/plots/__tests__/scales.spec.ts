@@ -46,8 +46,12 @@ describe('valueTicks', () => {
 
 describe('timeRange', () => {
   it('is 10 s at least', () => {
-    expect(timeRange(99.5, 100)).toEqual([90, 100]);
-    expect(timeRange(50, 100)).toEqual([50, 100]);
+    expect(timeRange([99.5, 100], 99.5, 100)).toEqual([90, 100]);
+    expect(timeRange([50, 70, 100], 50, 100)).toEqual([50, 100]);
+  });
+
+  it('ends at a single value, around which uPlot proposes years', () => {
+    expect(timeRange([1.8e9], 0.8e9, 2.8e9)).toEqual([1.8e9 - 10, 1.8e9]);
   });
 });
 
