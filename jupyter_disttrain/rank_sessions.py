@@ -16,6 +16,7 @@ import fcntl
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from .process_table import start_time
 from .protocol.time_limits import RANK_SESSIONS_CHECK_SECONDS, RANK_SESSIONS_END_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 FOLDER = "sessions"  # below the cluster's folder on this host
 # Processes of multiprocessing and joblib, and of torch, that remove shared memory.
@@ -72,7 +73,7 @@ def end_abandoned(local: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 number, started, _ = path.name.split("-", 2)
-                end(list(members(int(number), started)))
+                end(partial(members, int(number), started))
                 path.unlink(missing_ok=True)
             finally:
                 os.close(lock)
@@ -91,24 +92,33 @@ def remove_unheld(local: Path, name: str) -> None:
             os.close(lock)
 
 
-def end(processes: list[psutil.Process]) -> None:
-    """Kill processes; those that remove the others' shared memory get the time to do so."""
-    kill(processes)
-    left, until = processes, time.monotonic() + RANK_SESSIONS_END_SECONDS
-    while left and time.monotonic() < until:
-        _, there = psutil.wait_procs(left, RANK_SESSIONS_CHECK_SECONDS)  # this reaps our own children
-        left = [each for each in there if not _is_zombie(each)]  # another parent may never reap it
-    kill(left, but=())
+def end(find: Callable[[], Iterable[psutil.Process]]) -> None:
+    """Kill the processes that ``find`` lists; those that remove the others' shared memory get the time to do so."""
+    until = time.monotonic() + RANK_SESSIONS_END_SECONDS
+    kill(find)
+    while left := [each for each in find() if not _is_zombie(each)]:  # another parent may never reap those
+        if time.monotonic() > until:
+            kill(find, but=())
+            return
+        psutil.wait_procs(left, RANK_SESSIONS_CHECK_SECONDS)  # this reaps our own children
+        kill(find)
 
 
-def kill(processes: Iterable[psutil.Process], but: tuple[str, ...] = CLEANERS) -> None:
-    """Kill processes, except those that exit by themselves after removing the others' shared memory."""
-    for process in processes:
-        try:
-            if not any(name in argument for argument in process.cmdline() for name in but):
-                process.kill()
-        except psutil.Error:
-            continue  # it has just exited, or is another user's, e.g. run by sudo
+def kill(find: Callable[[], Iterable[psutil.Process]], but: tuple[str, ...] = CLEANERS) -> None:
+    """Kill processes, except those that exit by themselves after removing the others' shared memory.
+
+    ``find`` lists them. It is called again until it lists no others: those that it has not listed yet may fork.
+    """
+    until = time.monotonic() + RANK_SESSIONS_END_SECONDS
+    seen: set[psutil.Process] = set()
+    while (new := set(find()) - seen) and time.monotonic() < until:
+        for process in new:
+            try:
+                if not any(name in argument for argument in process.cmdline() for name in but):
+                    process.kill()
+            except psutil.Error:
+                continue  # it has just exited, or is another user's, e.g. run by sudo
+        seen |= new
 
 
 def members(leader: int, started: str) -> Iterator[psutil.Process]:

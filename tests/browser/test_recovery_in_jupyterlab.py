@@ -36,7 +36,7 @@ def test_hang_is_explained_and_interrupted_and_ranks_survive_a_restart(open_note
     run_cell(page, FIRST)
     output(page, FIRST, "ranks 0-1 ready")
     run_cell(page, HANG)
-    text = output(page, HANG, "waiting for missing ranks")
+    text = output(page, HANG, "ranks are waiting")
     assert "rank 0: waits in all_reduce number" in text
     assert "at line 6: dist.all_reduce(x)" in text
     assert "rank 1: in Python code at line 8: time.sleep(1000)" in text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import queue
 import re
 import signal
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self
+
+# Below those that the system chooses for others, which may take one between its choice here and the kernel's start.
+_FIRST_PORT = 20000 + os.getpid() % 100 * 100
+_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 100))
+_PORT_NAMES = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -77,11 +84,17 @@ class Outcome:
         return [mime for output in self.outputs if "data" in output for mime in output["data"]]
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
+
+
 class Notebook:
     """A kernel that has loaded the extension, and its notebook."""
 
     def __init__(self, **kernel_options: Any) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+        ports = dict(zip(_PORT_NAMES, filter(_is_free, _PORTS), strict=False))
+        self._manager = KernelManager(kernel_name="python3", cache_ports=False, **ports)
         self._manager.start_kernel(**kernel_options)
         self.client = self._manager.blocking_client()
         self.client.start_channels()

@@ -46,7 +46,7 @@ _FOREIGN = {
 }
 # Parts of messages that the pages quote, as in the code.
 QUOTED = (
-    "waiting for missing ranks; an interrupt ends the wait and keeps all variables",
+    "ranks are waiting; an interrupt ends the wait and keeps all variables",
     " is slower than the others: it ",
     " left in this loop",
     ", importing torch",

@@ -65,15 +65,16 @@ class HangReport:
 
     @property
     def waits_s(self) -> float | None:
-        """How long the rank has been waiting for others, in seconds; None if it is not waiting."""
+        """How long the rank, or its program, has been waiting, in seconds; None if it is not waiting."""
         if self.reply is None or self.reply["cell"] is None:
             return None
         collective = self.reply["collective"]
         if collective is not None:
             return float(collective["waits_s"])
-        if self.reply["call"] is None:
+        if self.reply["call"] is None and not self.reply.get("outside"):
             return None
-        return self.answered_at - self.still_since  # e.g. in init_process_group, which the recorder does not record
+        # E.g. in init_process_group, which the recorder does not record, or in a program that holds the GIL.
+        return self.answered_at - self.still_since
 
     @property
     def program(self) -> str:

@@ -190,13 +190,14 @@ class Program:
 
     def _answer(self) -> None:
         """Answer requests of the rank, in a thread; end this process and what it has started with the rank."""
+        started = start_time(self._pid)
         while True:
             request, _ = channel.receive(self._control)
             if os.getpid() != self._pid:
                 return
             if request is None:
                 try:
-                    kill(each for each in family(self._pid, start_time(self._pid)) if each.pid != self._pid)
+                    kill(lambda: [each for each in family(self._pid, started) if each.pid != self._pid])
                 finally:
                     os.killpg(0, signal.SIGKILL)
                 return

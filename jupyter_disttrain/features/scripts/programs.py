@@ -207,7 +207,17 @@ class _Running:
 
     def kill(self) -> None:
         """Kill the program and all that it has started."""
-        kill(family(self.process.pid, self.started))
+        kill(self._family)
+
+    def end_what_it_started(self) -> None:
+        """After its end: kill all that it has started if it was released, else end its process group."""
+        if self.started_by_it:
+            kill(lambda: [*self.started_by_it, *self._family()])
+        elif self.is_interrupted:
+            self.signal(signal.SIGTERM)  # also what ignores interrupts, as torchrun does
+
+    def _family(self) -> list[psutil.Process]:
+        return family(self.process.pid, self.started)
 
 
 class _Files:
@@ -322,7 +332,7 @@ class Programs:
         finally:
             self._running = None
             self._rank_end.note_program()
-            kill(running.started_by_it)
+            running.end_what_it_started()
             crash = os.pread(running.files.crash_file, 1 << 16, 0).decode(errors="replace")
             running.close()
             if running.mpi is not None:

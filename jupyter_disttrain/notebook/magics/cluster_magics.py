@@ -6,17 +6,17 @@ Does not cover: defaults of the options (``settings``), the clusters of the note
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import magics_class
 
 from ...client import Cluster
-from ...config.cluster import BACKENDS, LAUNCHER_NAMES, ON_RANK_DEATH, parse_roles
+from ...config.cluster import BACKENDS, LAUNCHER_NAMES, ON_RANK_DEATH, ClusterConfig, parse_roles
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
 from ..views.status_line import StatusLine
-from ..views.status_text import attached_text, kept_text, started_text, status_text
+from ..views.status_text import attached_text, kept_text, running_text, started_text, status_text
 from .arguments import NAME, SSH, hosts_of, magic, option, parse_gpus, ranks_option
 from .clusters import ClusterUsingMagics
 from .slurm_arguments import SLURM_OPTIONS, slurm_of
@@ -85,43 +85,45 @@ class ClusterMagics(ClusterUsingMagics):
         """
         settings = self.clusters.settings
         name = args.name or "default"
+        launcher = args.launcher or settings.launcher
+        options: dict[str, Any] = {
+            "n": settings.num_ranks or None if args.num_ranks is None else args.num_ranks,
+            "launcher": launcher,
+            "slurm": slurm_of(args, launcher, args.unknown),
+            "backend": args.backend or settings.backend,
+            "gpus": parse_gpus(args.gpus),
+            "share_gpus": args.share_gpus,
+            **hosts_of(args),
+            "interface": args.interface or settings.interface or None,
+            "ssh": args.ssh or settings.ssh,
+            "forward": tuple(args.forward or ()),
+            "address": args.address or settings.address or None,
+            "port": args.port or 0,
+            "timeout_s": settings.timeout if args.timeout is None else args.timeout,
+            "start_timeout_s": settings.start_timeout if args.start_timeout is None else args.start_timeout,
+            "grace_s": settings.grace if args.grace is None else args.grace,
+            "hang_after_s": settings.hang_after if args.hang_after is None else args.hang_after,
+            "on_rank_death": args.on_rank_death or settings.on_rank_death,
+            "tf_roles": parse_roles(args.tf_config),
+            "keep": args.keep or settings.keep,
+            "sample_s": settings.sample,
+            "warm": settings.warm,
+            "preload": tuple(settings.preload),
+            "idle_timeout_s": settings.idle_timeout if args.idle_timeout is None else args.idle_timeout,
+            "name": name,
+        }
         running = self.clusters.open.get(name)
         if running is not None and not running.closed:
-            raise UsageError(
-                f"the cluster {name!r} ({label_ranks(range(running.world_size))}) is running; "
-                "use it, restart it with %dist_reset, end it with %dist_shutdown, "
-                "or start another beside it with --name NAME"
-            )
-        launcher = args.launcher or settings.launcher
+            if running.config != ClusterConfig(**options):
+                raise UsageError(
+                    f"the cluster {name!r} ({label_ranks(range(running.world_size))}) is running with other options; "
+                    "use it, restart it with %dist_reset, end it with %dist_shutdown, "
+                    "or start another beside it with --name NAME"
+                )
+            print(running_text(self.clusters.require(name)))  # noqa: T201  (the user may run all cells again)
+            return
         with StatusLine(self.shell) as line_shown:
-            cluster = Cluster(
-                n=settings.num_ranks or None if args.num_ranks is None else args.num_ranks,
-                launcher=launcher,
-                slurm=slurm_of(args, launcher, args.unknown),
-                report=line_shown.wait,
-                on_start=line_shown.show,
-                backend=args.backend or settings.backend,
-                gpus=parse_gpus(args.gpus),
-                share_gpus=args.share_gpus,
-                **hosts_of(args),
-                interface=args.interface or settings.interface or None,
-                ssh=args.ssh or settings.ssh,
-                forward=tuple(args.forward or ()),
-                address=args.address or settings.address or None,
-                port=args.port or 0,
-                timeout_s=settings.timeout if args.timeout is None else args.timeout,
-                start_timeout_s=settings.start_timeout if args.start_timeout is None else args.start_timeout,
-                grace_s=settings.grace if args.grace is None else args.grace,
-                hang_after_s=settings.hang_after if args.hang_after is None else args.hang_after,
-                on_rank_death=args.on_rank_death or settings.on_rank_death,
-                tf_roles=parse_roles(args.tf_config),
-                keep=args.keep or settings.keep,
-                sample_s=settings.sample,
-                warm=settings.warm,
-                preload=tuple(settings.preload),
-                idle_timeout_s=settings.idle_timeout if args.idle_timeout is None else args.idle_timeout,
-                name=name,
-            )
+            cluster = Cluster(report=line_shown.wait, on_start=line_shown.show, **options)
             self.clusters.add(cluster)
             line_shown.end("\n".join([started_text(cluster), *kept_text()]))
 

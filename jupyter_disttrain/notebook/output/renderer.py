@@ -224,7 +224,7 @@ class Screen:
         self._progress = [*_headline(run), f"{QUIET}{' · '.join(filter(None, parts))}{RESET}"]
         hang = run.hang
         if hang:
-            self._progress.append("waiting for missing ranks; an interrupt ends the wait and keeps all variables:")
+            self._progress.append("ranks are waiting; an interrupt ends the wait and keeps all variables:")
             self._progress += [f"  {line}" for line in hang]
         else:
             self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]

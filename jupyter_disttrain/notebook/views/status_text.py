@@ -38,6 +38,12 @@ def started_text(cluster: Cluster) -> str:
     return "\n".join(filter(None, [*failed, ready, *cluster.start_report.notes]))
 
 
+def running_text(cluster: Cluster) -> str:
+    """Describe ranks that run already with the options that they are to have."""
+    ranks = label_ranks(range(cluster.world_size))
+    return _where(cluster, f"{ranks} run already, with their variables (%dist_reset starts new ones)")
+
+
 def attached_text(cluster: Cluster) -> str:
     """Describe the attached cluster, and the cells that ran without a client."""
     lines = [_where(cluster, f"{label_ranks(range(cluster.world_size))} attached, with their variables")]

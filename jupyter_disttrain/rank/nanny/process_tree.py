@@ -139,7 +139,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 def end_descendants() -> None:
     """End all descendants, including those that this process adopted from its rank; not warm processes."""
-    rank_sessions.end(rank_sessions.descendants(os.getpid()))
+    rank_sessions.end(lambda: rank_sessions.descendants(os.getpid()))
 
 
 def is_ending(pid: int) -> bool:

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...process_table import start_time
@@ -191,7 +192,7 @@ class WarmProcess:
         del self._starts[sock.fileno()]
         sock.close()
         for pid, started in self._programs.pop(sock, {}).items():
-            kill(family(pid, started))
+            kill(partial(family, pid, started))
 
 
 def _threads() -> int:

@@ -146,9 +146,10 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
             "%dist_mode: argument -d/--disable: not allowed with argument -e/--enable; %dist_mode? shows its options",
         ),
         (
-            "%dist_init",
+            "%dist_init -n 3",
             (
-                "the cluster 'default' (ranks 0-1) is running; use it, restart it with %dist_reset, end it with "
+                "the cluster 'default' (ranks 0-1) is running with other options; use it, restart it with %dist_reset, "
+                "end it with "
                 "%dist_shutdown, or start another beside it with --name NAME"
             ),
         ),
@@ -156,6 +157,16 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
 )
 def test_unsupported_options_of_a_running_cluster(notebook: Notebook, line: str, message: str) -> None:
     assert refused(notebook, line) == f"UsageError: {message}"
+
+
+def test_start_is_no_error_where_ranks_run_with_its_options(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%dist_init -n 2 --launcher local --backend none --hang-after 20").check()
+    bare_notebook.run("%%distributed\nx = rank").check()
+    again = bare_notebook.run("%dist_init -n 2 --launcher local --backend none --hang-after 20").check()
+    known = "ranks 0-1 run already, with their variables (%dist_reset starts new ones)"
+    assert again.text == f"{known} · {socket.gethostname()} · cpu · none"
+    assert bare_notebook.run("%%rank 1\nx").check().text == "1"
+    assert "with other options" in refused(bare_notebook, "%dist_init -n 2 --launcher local --backend none")
 
 
 def test_empty_cells(notebook: Notebook) -> None:

@@ -112,7 +112,8 @@ def test_processes_of_another_user_do_not_prevent_ending_the_others() -> None:
     code = "import os, psutil, subprocess\nfrom jupyter_disttrain.rank_sessions import kill\n"
     code += "if os.geteuid() == 0: os.setuid(65534)\n"
     code += (
-        "own = subprocess.Popen(['sleep', '1000'])\nkill([psutil.Process(1), psutil.Process(own.pid)])\nown.wait(10)"
+        "own = subprocess.Popen(['sleep', '1000'])\n"
+        "kill(lambda: [psutil.Process(1), psutil.Process(own.pid)])\nown.wait(10)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

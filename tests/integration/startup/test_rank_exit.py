@@ -163,6 +163,34 @@ def test_child_processes_end_when_the_nanny_is_killed(torchless: Cluster) -> Non
     assert wait_until(lambda: not any(map(runs, left))), left
 
 
+STORM = """
+import os, subprocess, sys
+storm = "import subprocess, time\\nfor _ in range(3000): subprocess.Popen(['sleep', sys.argv[1]])\\ntime.sleep(1000)"
+subprocess.Popen([sys.executable, "-c", "import sys\\n" + storm, {mark!r}])
+while len(marked({mark!r})) < 50: pass
+os.getpid()
+"""
+
+
+@pytest.mark.parametrize("killed", ["rank", "nanny"])
+def test_child_processes_that_are_being_started_end_with_the_rank(torchless: Cluster, killed: str) -> None:
+    mark = f"1000.{os.getpid()}{len(killed)}"
+    torchless.push({"marked": marked}, 1)
+    pid = torchless.run(STORM.format(mark=mark), 1).results[1]
+    entry = torchless.table[1]
+    os.kill(pid if killed == "rank" else entry.nanny_pid, signal.SIGKILL)
+    assert entry.pid_gone.wait(60)
+    assert torchless.run("rank").results == {0: 0, 1: 1}
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes with an argument."""
+    import psutil  # noqa: PLC0415  (also called on ranks)
+
+    return [each.pid for each in psutil.process_iter(["cmdline"]) if mark in (each.info["cmdline"] or [])]
+
+
 def test_child_processes_end_with_the_cluster_when_all_nannies_are_killed() -> None:
     with Cluster(n=2, launcher="local", backend="none", name="left") as cluster:
         found = cluster.run(STARTS).results

@@ -59,7 +59,24 @@ def test_interrupt_ends_the_script_and_its_child_processes(three: Cluster, folde
     with pytest.raises(RankFailure, match="KeyboardInterrupt"):
         run.wait()
     assert is_intact(three, pids)
-    assert wait_until(lambda: not programs())
+    assert wait_until(lambda: not programs()), programs()
+
+
+def test_child_process_that_ignores_interrupts_ends_with_the_script(three: Cluster, folder: Path) -> None:
+    code = """
+    import os, signal, subprocess, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1000"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    open(f"begun{os.environ['RANK']}", "w").close()
+    time.sleep(1000)
+    """
+    run = three.scripts.run(write(folder, "long.py", code), block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) >= 3)
+    three.interrupt()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+    assert wait_until(lambda: not programs()), programs()
 
 
 def test_group_left_half_destroyed_by_an_interrupt_is_formed_again(three: Cluster, pids: dict[int, int]) -> None:
@@ -118,7 +135,7 @@ def test_programs_end_with_their_rank(three: Cluster, folder: Path) -> None:
     psutil.Process(three.table[1].info.pid).kill()
     with pytest.raises(RankFailure, match=r"rank 1 .*RankDied"):
         run.wait()
-    assert wait_until(lambda: not programs())
+    assert wait_until(lambda: not programs()), programs()
     assert three.run(SUM).results == {rank: [6.0] for rank in range(3)}
 
 
@@ -266,6 +283,7 @@ def test_program_that_holds_the_gil_is_explained(three: Cluster, folder: Path) -
     script = write(folder, "holds.py", waits + HOLD_GIL)
     run = three.scripts.run(script, block=False)
     assert wait_until(lambda: any("holds the GIL at holds.py:5" in line for line in three.where()))
+    assert wait_until(lambda: any("holds the GIL at holds.py:5" in line for line in run.hang)), "below its cell"
     three.interrupt()
     with pytest.raises(RankFailure):
         run.wait()
