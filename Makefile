@@ -47,7 +47,7 @@ horovod: .venv/.installed-demo ## build Horovod and install it; the wheel is kep
 bench: .venv/.installed-bench ## compare with torchrun and other tools; print the tables that docs/benchmarks.md quotes
 	python -m benchmarks $(ARGS)
 
-faults: .venv/.installed-bench ## inject random faults into sessions and count how they recover
+faults: .venv/.installed-test ## inject random faults into sessions and count how they recover
 	python -m benchmarks.faults --rounds 200 --seed 1 2 3 --write $(ARGS)
 
 hosts: .venv/.installed-bench ## measure clusters over hosts: start, lost hosts, listening sockets, staging; needs root
