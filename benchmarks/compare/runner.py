@@ -15,6 +15,7 @@ import psutil
 from benchmarks.lib.kernel import KernelError
 from benchmarks.lib.session import Session
 from benchmarks.lib.stats import Measurement
+from benchmarks.lib.tools import DISTTRAIN
 
 from .measures import IN_SESSION
 from .measures.cells import many_ranks
@@ -49,6 +50,9 @@ def run(plan: Plan, tools: Sequence[Tool], only: Iterable[str]) -> list[Measurem
             measurements += _report_failures("memory", tools, ranks, partial(idle_memory, tools, ranks, plan))
         for tool in tools:
             measurements += _shared_session(tool, ranks, plan, [name for name in IN_SESSION if name in chosen])
+    ours = [tool for tool in tools if tool.name == DISTTRAIN]
+    for ranks in plan.start_ranks if ours and "start" in chosen else ():
+        measurements += _report_failures("start", ours, ranks, partial(starts, ours, ranks, plan))
     if "many_ranks" in chosen:
         for tool in tools:
             if tool.has_torchless_ranks():

@@ -154,6 +154,24 @@ def test_modules_are_preloaded(modules: Path) -> None:
         assert there.run("import mine; mine.made_by").results == dict.fromkeys(range(2), "an edited file")
 
 
+COMPILES = """
+import sys
+there = "torch._dynamo" in sys.modules
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
+torch.compile(model, backend="aot_eager")(torch.ones(2, 4)).sum().backward()
+there
+"""
+
+
+def test_compiler_of_torch_is_preloaded(tmp_path: Path) -> None:
+    script = tmp_path / "compiles.py"
+    script.write_text(f"import torch\ndevice = 'cpu'\ntorch.distributed.init_process_group()\n{COMPILES}assert there\n")
+    with Cluster(n=2, launcher="local", preload=("torch._dynamo",)) as there:
+        assert there.start_report.notes == ()
+        assert there.run(COMPILES).results == {0: True, 1: True}
+        there.scripts.run(script)
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
