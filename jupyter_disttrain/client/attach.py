@@ -102,8 +102,7 @@ def _read_metrics(session: Session) -> None:
             tunnel.bring_metrics(str(folders.run), folders.profile / BROUGHT_METRICS)
         except LaunchError as error:
             session.supervisor.note(str(error))
-    if any(folders.metrics.glob("*.metrics.jsonl")):
-        session.telemetry.metrics.read(folders.metrics)
+    session.telemetry.read_metrics(folders.metrics)
 
 
 def detach(lifecycle: Lifecycle) -> None:

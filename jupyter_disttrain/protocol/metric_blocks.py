@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Sample = tuple[float, "int | None", Mapping[str, float]]  # time, step, values by name
 
+NO_STEP = -(2**63)  # a step in a column of int64: the value was logged without one
 _LENGTH = struct.Struct("=I")
 _BESIDE = 2  # numbers in a row beside the values
 

@@ -52,7 +52,7 @@ class LiveCluster:
         self._launch = Launch(file.load_config(), file)
         try:
             self._launch.join(observer=True)
-            self.telemetry.metrics.read(self._launch.folders.metrics)
+            self.telemetry.read_metrics(self._launch.folders.metrics)
             self._launch.dispatcher.open(self)
             asked = self._ask_figures(self._launch.table)
             for reply in wait(asked, LIVE_NANNY_SECONDS).done:

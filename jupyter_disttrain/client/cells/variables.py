@@ -18,7 +18,6 @@ from ...protocol.requests import Digest, Numbers, Pull, Push, RankRequest
 from ...protocol.serialization import dump_values, load_from
 from ...protocol.shared_memory import drop, fetch, lend
 from ...protocol.states import RankState
-from .compare import compare
 from .history import Copied
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
     def numbers_of(path: str, some: Sequence[int]) -> dict[int, Any]:
         replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
+
+    from .compare import compare  # noqa: PLC0415  (imports numpy, which would enlarge a notebook)
 
     return compare(name, {rank: content["parts"] for rank, content in contents.items()}, numbers_of)
 

@@ -12,14 +12,18 @@ import json
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.messages import METRICS, NodeVitals, RankVitals
 from ...protocol.metric_blocks import unpack
 from ...protocol.states import RankActivity, RankState
-from .metrics_table import MetricsTable
 from .rank_figures import RankFigures
 from .warnings import Remarks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .metrics_table import MetricsTable
 
 SILENT_SAMPLES = 4  # missing reports after which a rank's nanny or host counts as not responding
 _NO_CELL: dict[str, Any] = {"cell": None, "execution_count": None, "line": None, "call": "", "waits_s": 0.0}
@@ -48,9 +52,29 @@ class Telemetry:
         # By rank, the last cell whose end was reported before the rank's figures showed it.
         self._ended: dict[int, int] = {}
         self._nodes: dict[str, tuple[NodeVitals, float, int]] = {}  # with its arrival time and the reporting rank
-        self.metrics = MetricsTable()  # values that cells logged with ``log_metrics``
+        self._metrics: MetricsTable | None = None
         self.changes = 0  # counts urgent changes: progress of loops, ends of cells and of ranks
-        self.remarks = Remarks(lambda: self.ranks, self.metrics)
+        self.remarks = Remarks(lambda: self.ranks, lambda: self._metrics)
+
+    @property
+    def metrics(self) -> MetricsTable:
+        """Values that cells logged with ``log_metrics``."""
+        from .metrics_table import MetricsTable  # noqa: PLC0415  (imports numpy, which would enlarge a notebook)
+
+        with self._lock:
+            if self._metrics is None:
+                self._metrics = MetricsTable()
+            return self._metrics
+
+    @property
+    def metrics_arrived(self) -> int:
+        """Number of values in ``metrics`` that have arrived, including dropped ones."""
+        return 0 if self._metrics is None else self._metrics.arrived
+
+    def read_metrics(self, run: Path) -> None:
+        """Read what the ranks of a run have logged before this process subscribed."""
+        if any(run.glob("*.metrics.jsonl")):
+            self.metrics.read(run)
 
     def take(self, rank: int, msg_type: str, data: bytes) -> None:
         """Take a message that a rank's nanny published on ``FIGURES_TOPIC``."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...protocol.metric_blocks import pack, unpack
+from ...protocol.metric_blocks import NO_STEP, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20  # read per file: some 150,000 values
 ROWS = 1_000_000  # kept; older rows are dropped, or a session of days would fill the notebook's memory
-NO_STEP = np.iinfo(np.int64).min
 NO_CELL = -1
 _COLUMNS = np.dtype([("time_s", "f8"), ("cell", "i4"), ("step", "i8"), ("name", "i4"), ("rank", "i4"), ("value", "f8")])
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ...protocol.metric_blocks import NO_STEP
 from ...protocol.states import RankState
-from .metrics_table import NO_STEP
 from .rank_figures import rates_between
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from ...protocol.messages import RankVitals
     from ...protocol.ranks import RankInfo
@@ -104,6 +104,10 @@ class Feed:
             And the columns one after the other, each of ``count`` numbers in the machine's byte order: steps as
             Float64, NaN without one, values as Float32, cells as Int32, names and ranks as Uint16.
         """
+        if not self._telemetry.metrics_arrived:
+            return None
+        import numpy as np  # noqa: PLC0415  (without metrics a notebook doesn't need it)
+
         is_first = not self._mark
         self._mark, rows = self._telemetry.metrics.since(self._mark)
         if is_first:
@@ -144,6 +148,8 @@ def _point(before: RankVitals, vitals: RankVitals) -> list[float | None]:
 
 def _thin(rows: np.ndarray) -> np.ndarray:
     """Keep each metric's last cell, and of that some ``HISTORY`` points per rank, at the same steps on all ranks."""
+    import numpy as np  # noqa: PLC0415
+
     by_name = np.argsort(rows["name"], kind="stable")
     bounds = np.flatnonzero(np.diff(rows["name"][by_name])) + 1
     kept = []

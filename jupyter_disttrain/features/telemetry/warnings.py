@@ -10,17 +10,18 @@ import threading
 from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ...protocol.metric_blocks import NO_STEP
 from ...protocol.ranks import label_ranks
 from ...protocol.time_limits import STRAGGLER_SECONDS
-from .metrics_table import NO_STEP, MetricsTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
+    import numpy as np
+
     from ...protocol.messages import RankVitals
+    from .metrics_table import MetricsTable
     from .rank_figures import RankFigures, Rates
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -32,9 +33,11 @@ FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then
 
 
 class Remarks:
-    """Watch the metrics of ranks, and their figures, which ``figures`` returns."""
+    """Watch the figures of ranks, and their metrics: None as long as there are none."""
 
-    def __init__(self, figures: Callable[[], Mapping[int, RankFigures]], metrics: MetricsTable) -> None:
+    def __init__(
+        self, figures: Callable[[], Mapping[int, RankFigures]], metrics: Callable[[], MetricsTable | None]
+    ) -> None:
         self.of_job: Callable[[], list[str]] = list  # returns remarks on the Slurm job that the ranks run in
         self._figures = figures
         self._metrics = metrics
@@ -45,33 +48,31 @@ class Remarks:
 
     def of_values(self, cell: int) -> list[str]:
         """Return remarks on a cell's metrics."""
+        metrics = self._metrics()
+        if metrics is None:
+            return []
         with self._lock:
-            self._mark, rows = self._metrics.since(self._mark)
-            self._find_nan(rows[np.isnan(rows["value"])])
-            names = self._metrics.names
+            self._mark, rows = metrics.since(self._mark)
+            self._find_nan(metrics, rows)
+            names = metrics.names
             found = self._nan.get(cell, {}).items()
             return [f"{names[name]} is NaN on {label_ranks(ranks)}{text}" for name, (ranks, text) in found]
 
-    def _find_nan(self, rows: np.ndarray) -> None:
-        """Take rows whose value is NaN, of which only the first of each cell, name and rank matters."""
+    def _find_nan(self, metrics: MetricsTable, rows: np.ndarray) -> None:
+        """Find the first NaN of each cell, name and rank."""
+        import numpy as np  # noqa: PLC0415  (without metrics a notebook doesn't need it)
+
+        rows = rows[np.isnan(rows["value"])]
         rows = rows[np.isin(rows["cell"], np.unique(rows["cell"])[-KEPT_CELLS:])]
         key = (rows["cell"].astype("i8") << 40) + (rows["name"].astype("i8") << 16) + rows["rank"]
         _, first = np.unique(key, return_index=True)
         for row in rows[np.sort(first)]:
             of_cell, name = self._nan.setdefault(int(row["cell"]), {}), int(row["name"])
             if name not in of_cell:
-                of_cell[name] = set(), self._nan_text(row)
+                of_cell[name] = set(), _nan_text(metrics, row)
             of_cell[name][0].add(int(row["rank"]))
         for cell in sorted(self._nan)[:-KEPT_CELLS]:
             del self._nan[cell]  # old cells are not queried any more
-
-    def _nan_text(self, row: np.void) -> str:
-        """Return the step at which a rank logged NaN, and its last value before."""
-        last = self._metrics.last_number_before(row)
-        was = "" if last is None else f"; before that it was {last['value']:.4g}"
-        if last is not None and last["step"] != NO_STEP:
-            was += f" (step {last['step']})"
-        return was if row["step"] == NO_STEP else f" at step {row['step']}{was}"
 
     def of_running(self, running: AbstractSet[int]) -> list[str]:
         """Return remarks on the cells that ranks run now."""
@@ -109,6 +110,15 @@ class Remarks:
         )
         left = "" if slowest.left_s is None else f", {duration(slowest.left_s)} left in this loop"
         return f"{slowest.done:,} of {slowest.total:,}{left}"
+
+
+def _nan_text(metrics: MetricsTable, row: np.void) -> str:
+    """Return the step at which a rank logged NaN, and its last value before."""
+    last = metrics.last_number_before(row)
+    was = "" if last is None else f"; before that it was {last['value']:.4g}"
+    if last is not None and last["step"] != NO_STEP:
+        was += f" (step {last['step']})"
+    return was if row["step"] == NO_STEP else f" at step {row['step']}{was}"
 
 
 def duration(seconds: float) -> str:

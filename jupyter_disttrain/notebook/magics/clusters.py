@@ -20,7 +20,6 @@ from ...protocol.ranks import label_ranks
 from ..output.comms import CommRelay
 from ..output.displays import NotebookSink
 from ..output.renderer import Screen
-from ..output.terminal_renderer import TerminalScreen
 from ..views.status_text import kept_text
 from ..views.views import Views
 from .input_transformers import Transformers
@@ -186,6 +185,8 @@ class Clusters:
         }
         if hasattr(self._shell, "kernel"):
             return Screen(NotebookSink(self._shell), **options)
+        from ..output.terminal_renderer import TerminalScreen  # noqa: PLC0415  (imports prompt_toolkit)
+
         return TerminalScreen(**options)
 
     def run_options(self, cluster: Cluster, ranks: tuple[int, ...], args: argparse.Namespace) -> dict[str, Any]:

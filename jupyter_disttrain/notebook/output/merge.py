@@ -12,20 +12,23 @@ O(n log n), and more only for lines in different order.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     Item = tuple[int, int]  # a rank, and a place in its sequence
+    Part = tuple[list[Item], int]  # the first items of some lines, and how many lines; several lines are of one rank
+    Shared = Mapping[int, Mapping[int, "_Alike"]]  # by rank and place: lines that several ranks have
 
 
 def merge(
     sequences: Mapping[int, Sequence[Hashable]], times: Mapping[int, Sequence[float]] | None = None
-) -> list[list[Item]]:
+) -> list[Part]:
     """Merge sequences of lines.
 
     Parameters
@@ -39,8 +42,10 @@ def merge(
 
     Returns
     -------
-    list of list of (int, int)
-        Line by line: the ranks that have it, each with the place in its sequence. The order in each sequence is kept.
+    list of (list of (int, int), int)
+        Part by part: the ranks that have it, each with the place in its sequence, and the number of lines. A part of
+        several ranks is one line; one of a single rank can be several lines, which follow each other in its sequence.
+        The order in each sequence is kept.
     """
     lengths = {rank: len(sequences[rank]) for rank in sorted(sequences)}
     shared = _match(sequences)
@@ -53,103 +58,130 @@ def merge(
 class _Alike:
     """Equal lines of several ranks, since the last line that each of these ranks has once."""
 
-    places: dict[int, deque[int]] = field(default_factory=dict)  # by rank: of those that are not in order yet
-    waiting: set[int] = field(default_factory=set)  # ranks that have reached their next one
+    places: dict[int, list[int]] = field(default_factory=dict)  # by rank: of those not in order yet, the last one first
+    waiting: list[int] = field(default_factory=list)  # ranks that have reached their next one
 
     def take(self) -> list[Item]:
         """Remove the next line of the ranks that have reached it."""
-        items = [(rank, self.places[rank].popleft()) for rank in sorted(self.waiting)]
+        items = [(rank, self.places[rank].pop()) for rank in sorted(self.waiting)]
         self.places = {rank: places for rank, places in self.places.items() if places}
         self.waiting.clear()
         return items
 
 
-def _match(sequences: Mapping[int, Sequence[Hashable]]) -> dict[Item, _Alike]:
-    """Return the lines that several ranks have, by each of their items."""
-    counts = {rank: Counter(sequences[rank]) for rank in sorted(sequences)}
-    ranks_of: dict[Hashable, list[int]] = {}
-    for rank, counted in counts.items():
-        for line in counted:
-            ranks_of.setdefault(line, []).append(rank)
-    owners = {line: frozenset(ranks) for line, ranks in ranks_of.items() if len(ranks) > 1}
-    repeated = {line for counted in counts.values() for line, number in counted.items() if number > 1}
-    of_repeated = {owners[line] for line in repeated & owners.keys()}
-    within: dict[frozenset[int], list[frozenset[int]]] = {}
-    found: dict[tuple[Hashable, Hashable], _Alike] = {}
-    for rank in counts:
+def _match(sequences: Mapping[int, Sequence[Hashable]]) -> Shared:
+    """Return the lines that several ranks have, by rank and place."""
+    owners, repeated = _owners({rank: Counter(sequences[rank]) for rank in sorted(sequences)})
+    of_repeated = {owners[line] for line in repeated}
+    within = {ranks: [some for some in of_repeated if some <= ranks] for ranks in set(owners.values())}
+    found: defaultdict[tuple[Hashable, Hashable], _Alike] = defaultdict(_Alike)
+    for rank in sorted(sequences) if owners else ():
         above: dict[frozenset[int], Hashable] = {}  # the last line that all of these ranks have, and each of them once
         for place, line in enumerate(sequences[rank]):
             ranks = owners.get(line)
             if ranks is None:
                 continue
             if line not in repeated:
-                if ranks not in within:
-                    within[ranks] = [some for some in of_repeated if some <= ranks]
                 above.update(dict.fromkeys(within[ranks], line))
             start = above.get(ranks) if line in repeated else line
-            found.setdefault((start, line), _Alike()).places.setdefault(rank, deque()).append(place)
-    return {
-        (rank, place): alike
-        for alike in found.values()
-        if len(alike.places) > 1
-        for rank, places in alike.places.items()
-        for place in places
-    }
+            found[start, line].places.setdefault(rank, []).append(place)
+    shared: dict[int, dict[int, _Alike]] = {rank: {} for rank in sequences}
+    for alike in found.values():
+        if len(alike.places) > 1:
+            for rank, places in alike.places.items():
+                shared[rank].update(dict.fromkeys(places, alike))
+                places.reverse()
+    return shared
 
 
-def _priorities(times: Mapping[int, Sequence[float]], shared: Mapping[Item, _Alike]) -> dict[int, list[float]]:
+def _owners(counts: Mapping[int, Counter[Hashable]]) -> tuple[dict[Hashable, frozenset[int]], set[Hashable]]:
+    """Return the ranks of each line that several ranks have, and which of these lines a rank has more than once."""
+    seen: set[Hashable] = set()
+    common: set[Hashable] = set()
+    for counted in counts.values():
+        common |= seen & counted.keys()
+        seen |= counted.keys()
+    ranks_of: dict[Hashable, list[int]] = {line: [] for line in common}
+    repeated: set[Hashable] = set()
+    for rank, counted in counts.items():
+        for line in common & counted.keys():
+            ranks_of[line].append(rank)
+            if counted[line] > 1:
+                repeated.add(line)
+    groups: dict[tuple[int, ...], frozenset[int]] = {}  # because lines are many
+    return {line: groups.setdefault(tuple(ranks), frozenset(ranks)) for line, ranks in ranks_of.items()}, repeated
+
+
+def _priorities(times: Mapping[int, Sequence[float]], shared: Shared) -> dict[int, list[float]]:
     """Return the priorities of each rank's lines; the smallest one comes first, and among equal ones the first rank."""
     first: dict[Item, float] = {}  # of each line that other ranks have too: its time on the first of them
-    for alike in dict.fromkeys(shared.values()):
-        for number in range(max(map(len, alike.places.values()))):
-            items = [(rank, places[number]) for rank, places in alike.places.items() if number < len(places)]
+    for alike in dict.fromkeys(alike for own in shared.values() for alike in own.values()):
+        for number in range(1, 1 + max(map(len, alike.places.values()))):
+            items = [(rank, places[-number]) for rank, places in alike.places.items() if number <= len(places)]
             first.update(dict.fromkeys(items, min(times[rank][place] for rank, place in items)))
     found = {}
     for rank, own in times.items():
         found[rank] = list(own)
         common = None  # the time of the next line that is also another rank's
-        for place in range(len(own) - 1, -1, -1):
+        for place in range(len(own) - 1, -1, -1) if shared[rank] else ():
             common = first.get((rank, place), common)
             found[rank][place] = own[place] if common is None else common
     return found
 
 
-def _order(
-    lengths: Mapping[int, int], shared: Mapping[Item, _Alike], priorities: Mapping[int, Sequence[float]]
-) -> list[list[Item]]:
+def _order(lengths: Mapping[int, int], shared: Shared, priorities: Mapping[int, Sequence[float]]) -> list[Part]:
     """Put the lines of all ranks in one order, each once all of its ranks have reached it."""
-    ordered: list[list[Item]] = []
-    reached: dict[int, int] = {}
-    ready: list[tuple[float, int, int]] = []  # the priority of a line, and its first item
-
-    def reach(rank: int, place: int) -> None:
-        reached[rank] = place
-        alike = shared.get((rank, place))
-        if alike is not None:
-            alike.waiting.add(rank)
-            if len(alike.waiting) < len(alike.places):
-                return
-            rank = min(alike.places)
-            place = alike.places[rank][0]
-        if place < lengths[rank]:
-            heappush(ready, (priorities[rank][place], rank, place))
-
-    for rank in lengths:
-        reach(rank, 0)
+    ordered: list[Part] = []
+    lines = _Reached(lengths, shared, priorities)
     for rank, length in lengths.items():
-        while reached[rank] < length:
-            if ready:
-                _, first, at = heappop(ready)
-                items = shared[first, at].take() if (first, at) in shared else [(first, at)]
+        while lines.reached[rank] < length:
+            if lines.ready:
+                items, number = lines.take()
             else:
-                items = _choose(shared, reached, rank).take()  # without the ranks that reach it later
-            ordered.append(items)
+                items, number = _choose(shared, lines.reached, rank).take(), 1  # without the ranks that reach it later
+            ordered.append((items, number))
             for each, place in items:
-                reach(each, place + 1)
+                lines.reach(each, place + number)
     return ordered
 
 
-def _choose(shared: Mapping[Item, _Alike], reached: Mapping[int, int], rank: int) -> _Alike:
+class _Reached:
+    """The next line of each rank."""
+
+    def __init__(self, lengths: Mapping[int, int], shared: Shared, priorities: Mapping[int, Sequence[float]]) -> None:
+        self.reached: dict[int, int] = {}  # by rank: its place
+        self.ready: list[tuple[float, int, int]] = []  # of lines that all of their ranks have reached: priority, item
+        self._lengths, self._shared, self._priorities = lengths, shared, priorities
+        for rank in lengths:
+            self.reach(rank, 0)
+
+    def reach(self, rank: int, place: int) -> None:
+        """Go to a place of a rank."""
+        self.reached[rank] = place
+        alike = self._shared[rank].get(place)
+        if alike is not None:
+            alike.waiting.append(rank)
+            if len(alike.waiting) < len(alike.places):
+                return
+            rank = min(alike.places)
+            place = alike.places[rank][-1]
+        if place < self._lengths[rank]:
+            heappush(self.ready, (self._priorities[rank][place], rank, place))
+
+    def take(self) -> Part:
+        """Remove the first line that is ready, and those that follow it directly if only one rank has them."""
+        _, rank, place = heappop(self.ready)
+        shared, priorities, length = self._shared[rank], self._priorities[rank], self._lengths[rank]
+        if place in shared:
+            return shared[place].take(), 1
+        until = self.ready[0][:2] if self.ready else (inf, rank)
+        end = place + 1
+        while end < length and end not in shared and (priorities[end], rank) <= until:
+            end += 1
+        return [(rank, place)], end - place
+
+
+def _choose(shared: Shared, reached: Mapping[int, int], rank: int) -> _Alike:
     """Return a line that not all of its ranks have reached, because they have printed lines in different order.
 
     It is the next one of ``rank``, or that of a rank that comes to this one later: the one that is further apart.
@@ -157,29 +189,33 @@ def _choose(shared: Mapping[Item, _Alike], reached: Mapping[int, int], rank: int
 
     def first_late(alike: _Alike) -> tuple[int, int]:
         return next(
-            (places[0] - reached[each], each) for each, places in alike.places.items() if each not in alike.waiting
+            (places[-1] - reached[each], each) for each, places in alike.places.items() if each not in alike.waiting
         )
 
-    alike = shared[rank, reached[rank]]
+    alike = shared[rank][reached[rank]]
     distance, late_rank = first_late(alike)
-    other = shared[late_rank, reached[late_rank]]
+    other = shared[late_rank][reached[late_rank]]
     return other if first_late(other)[0] > distance else alike
 
 
-def _sort_from_end(ordered: list[list[Item]]) -> list[list[Item]]:
-    """Return the lines in another order: each as late as what follows on its ranks allows, then by rank.
+def _sort_from_end(ordered: list[Part]) -> list[Part]:
+    """Return the parts in another order: each as late as what follows on its ranks allows, then by rank.
 
     What only one rank has between two shared lines stays together.
     """
-    distances: Counter[int] = Counter()  # by rank: from the line that was last seen to the end
-    own: set[int] = set()  # ranks of which only they have that line
+    distances: Counter[int] = Counter()  # by rank: from the part that was last seen to the end
+    own: set[int] = set()  # ranks of which only they have that part
     keys: list[tuple[int, int]] = []
-    for items in reversed(ordered):
-        ranks = {rank for rank, _ in items}
-        is_in_block = len(items) == 1 and ranks <= own
-        distance = max(distances[rank] for rank in ranks) + (not is_in_block)
-        distances.update({rank: distance - distances[rank] for rank in ranks})
-        own = own | ranks if len(items) == 1 else own - ranks
-        keys.append((-distance, items[0][0]))
+    for items, _ in reversed(ordered):
+        first = items[0][0]
+        if len(items) > 1:
+            distance = 1 + max([distances[rank] for rank, _ in items])
+            for rank, _ in items:
+                distances[rank] = distance
+                own.discard(rank)
+        elif first not in own:
+            distances[first] += 1
+            own.add(first)
+        keys.append((-distances[first], first))
     keys.reverse()
     return [ordered[at] for at in sorted(range(len(ordered)), key=keys.__getitem__)]

@@ -256,12 +256,17 @@ class Transcript:
 def merge_rows(rows: Mapping[int, Sequence[Row]], *, is_live: bool = False) -> list[Line]:
     """Merge the rows of several ranks to lines; ``is_live``: ranks may still print."""
     contents = {rank: [row.content for row in own] for rank, own in rows.items()}
-    merged = merge(contents, {rank: _times(own) for rank, own in rows.items()} if is_live else None)
+    parts = merge(contents, {rank: _times(own) for rank, own in rows.items()} if is_live else None)
+    only = {rank: frozenset([rank]) for rank in rows}
     shared: dict[frozenset[int], frozenset[int]] = {}  # because lines are many
-    lines = []
-    for items in merged:
-        ranks = frozenset(rank for rank, _ in items)
-        lines.append(Line([rows[rank][place] for rank, place in items], shared.setdefault(ranks, ranks)))
+    lines: list[Line] = []
+    for items, number in parts:
+        if len(items) == 1:
+            ((rank, place),) = items
+            lines += [Line([row], only[rank]) for row in rows[rank][place : place + number]]
+        else:
+            ranks = frozenset([rank for rank, _ in items])
+            lines.append(Line([rows[rank][place] for rank, place in items], shared.setdefault(ranks, ranks)))
     return lines
 
 

@@ -11,13 +11,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...protocol.ranks import label_ranks
 from .status_text import rank_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from ...client import Cluster
     from ...features.telemetry.metrics_table import Gathered
@@ -60,6 +60,8 @@ def _table(ranks: Sequence[dict[str, Any]]) -> str:
 
 def _plot(found: Gathered) -> str:
     """Return one metric as SVG; values that are not finite are gaps."""
+    import numpy as np  # noqa: PLC0415  (without metrics a notebook doesn't need it)
+
     is_band = len(found.ranks) > MOST_LINES
     # A band ends at the last step that all ranks have logged.
     end = len(found.steps) - (int(found.is_missing[::-1].argmin(axis=0).max()) if is_band else 0)

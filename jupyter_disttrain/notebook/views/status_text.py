@@ -114,8 +114,10 @@ def status_text(cluster: Cluster) -> str:
 
 def _metrics(cluster: Cluster) -> str:
     """Return the last values of the metrics logged last."""
+    if not cluster.telemetry.metrics_arrived:
+        return ""
     last = [f"{found.name} {found.mean[-1]:.4g}" for found in cluster.metrics.gather_last(MOST_METRICS)]
-    return f"logged last, mean over ranks: {', '.join(last)}" if last else ""
+    return f"logged last, mean over ranks: {', '.join(last)}"
 
 
 def _warning(cluster: Cluster) -> str:

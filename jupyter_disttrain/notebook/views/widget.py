@@ -112,9 +112,9 @@ class ClusterWidget(anywidget.AnyWidget):
 
     def draw(self) -> dict[str, Any]:
         """Return the state for front ends without widgets and for the saved notebook, by MIME type."""
-        metrics = self.cluster.metrics
-        if metrics.arrived != self._plots[0]:
-            self._plots = metrics.arrived, plots(self.cluster)
+        arrived = self.cluster.telemetry.metrics_arrived
+        if arrived != self._plots[0]:
+            self._plots = arrived, plots(self.cluster)
         static = render_static(self.cluster, self.state, self._plots[1])
         return {"text/plain": status_text(self.cluster), "text/html": static}
 
@@ -144,7 +144,7 @@ def _follow(reference: weakref.ref[ClusterWidget]) -> None:
                 widget.update_state()
         except Exception:  # the next time may succeed, and a thread that ends would freeze the page
             log.exception("the widget of a cluster could not send its data")
-        pause = WIDGET_METRIC_SECONDS if len(widget.cluster.metrics) else CHANGE_SECONDS
+        pause = WIDGET_METRIC_SECONDS if widget.cluster.telemetry.metrics_arrived else CHANGE_SECONDS
         del widget
         time.sleep(seconds_until_tick(pause))
 

@@ -19,7 +19,7 @@ from jupyter_disttrain.notebook.output.terminal import COLUMNS
 from jupyter_disttrain.notebook.output.transcript import Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jupyter_disttrain.notebook.output.rows import Line
 
@@ -512,6 +512,11 @@ def test_lines_within_the_limit_are_shown_however_far_a_rank_is_behind(behind: i
     assert not transcript.hidden
 
 
+def merged_lines(sequences: Mapping[int, Sequence[str]]) -> list[list[tuple[int, int]]]:
+    """Return the items of each line."""
+    return [[(rank, place + at) for rank, place in items] for items, number in merge(sequences) for at in range(number)]
+
+
 STEPS = ("forward", "backward", "step") * 50
 
 
@@ -527,12 +532,12 @@ STEPS = ("forward", "backward", "step") * 50
 def test_repeated_lines_are_merged_beside_lines_that_not_all_ranks_have(
     sequences: list[Sequence[str]], lines: int
 ) -> None:
-    assert len(merge(dict(enumerate(sequences)))) == lines
+    assert len(merged_lines(dict(enumerate(sequences)))) == lines
 
 
 def test_lines_of_one_rank_stay_beside_those_of_the_others() -> None:
     sequences = {0: "e0t5", 1: "o1t6", 2: "e2r7", 3: "o3t8", 4: "e4r9"}
-    assert [sequences[items[0][0]][items[0][1]] for items in merge(sequences)] == list("eo01234tr56789")
+    assert [sequences[items[0][0]][items[0][1]] for items in merged_lines(sequences)] == list("eo01234tr56789")
 
 
 @pytest.mark.parametrize(
@@ -544,7 +549,7 @@ def test_lines_of_one_rank_stay_beside_those_of_the_others() -> None:
     ],
 )
 def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...], merged: list[str]) -> None:
-    lines = merge(dict(enumerate(sequences)))
+    lines = merged_lines(dict(enumerate(sequences)))
     shown = [f"{''.join(str(rank) for rank, _ in items)} {sequences[items[0][0]][items[0][1]]}" for items in lines]
     assert shown == merged
 
