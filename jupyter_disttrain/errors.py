@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .protocol.ranks import label_ranks
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -141,6 +139,8 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
 
     def _render_waited(self) -> list[str]:
         """Return one line for the ranks that waited at the same line of the cell."""
+        from .protocol.ranks import label_ranks  # noqa: PLC0415  (it would delay the start of each rank)
+
         culprits = label_ranks({rank for failure in self.failures for rank in failure.ranks})
         by_line: dict[str, list[int]] = {}
         for rank, failure in sorted(self.waited.items()):
@@ -157,6 +157,8 @@ VARIANTS = 24  # lines below a traceback
 
 def _variants(failure: CellFailure) -> list[str]:
     """Return a line for each difference of other ranks' failures, with those ranks."""
+    from .protocol.ranks import label_ranks  # noqa: PLC0415
+
     ranks: dict[str, list[int]] = {}
     for rank, text in failure.variants:
         ranks.setdefault(text, []).append(rank)

@@ -16,6 +16,8 @@ from typing import NoReturn
 
 from .protocol.time_limits import OWNER_SECONDS
 
+WARM_PROCESS = "jupyter_disttrain.rank.warm"  # the module that a warm process runs
+
 
 def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of Linux's record from the state on; empty if there is no process of that ID."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .process_table import start_time
+from .process_table import WARM_PROCESS, start_time
 from .protocol.time_limits import RANK_SESSIONS_CHECK_SECONDS, RANK_SESSIONS_END_SECONDS
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 FOLDER = "sessions"  # below the cluster's folder on this host
 # Processes of multiprocessing and joblib, and of torch, that remove shared memory.
 CLEANERS = ("resource_tracker", "torch_shm_manager")
-WARM_PROCESS = "jupyter_disttrain.rank.warm"  # the module that a warm process runs
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")  # containers may share the folder, but not the process IDs
 

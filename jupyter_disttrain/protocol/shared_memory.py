@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ def lend(folder: str | None, buffers: Sequence[Any]) -> tuple[dict[str, Any] | N
     views = [memoryview(buffer) for buffer in buffers]
     if folder is None or sum(view.nbytes for view in views) < THRESHOLD:
         return None, views
-    name = uuid.uuid4().hex
+    name = os.urandom(16).hex()
     path = str(Path(folder) / name)
     spans = []
     try:

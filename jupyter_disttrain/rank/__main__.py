@@ -13,7 +13,6 @@ ranks of this host. With ``--join FILE`` the processes of any job become ranks t
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -27,7 +26,6 @@ from ..process_table import end_as
 from ..protocol.environment import COLD_REASON, LOCAL_DIR, NO_WARM
 from ..protocol.shared_memory import NANNIES
 from ..protocol.time_limits import HOST_PARENT_END_SECONDS
-from ..rank_sessions import remove_unheld
 
 if TYPE_CHECKING:
     from .nannies import Nannies
@@ -62,9 +60,10 @@ def _start_nannies(count: int) -> Nannies:
             os.environ[COLD_REASON] = str(error)
     from .nannies import OwnNannies  # noqa: PLC0415
     from .nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
+    from .process_group.object_replacement import freeze  # noqa: PLC0415
 
     import_before_fork()
-    gc.freeze()
+    freeze()
     return OwnNannies(count, run_nanny)
 
 
@@ -92,7 +91,11 @@ def _stay_with(nannies: Nannies) -> None:
         pid, status = nannies.wait()
         if os.WIFSIGNALED(status) and not is_ending:
             _report_killed(pid, os.WTERMSIG(status))
-    remove_unheld(Path(os.environ[LOCAL_DIR]), NANNIES)  # if they were killed; only on a host other than the notebook's
+    local = Path(os.environ[LOCAL_DIR])
+    if (local / NANNIES).exists():  # only on a host other than the notebook's
+        from ..rank_sessions import remove_unheld  # noqa: PLC0415  (its imports would delay the start)
+
+        remove_unheld(local, NANNIES)  # if they were killed
     if is_single:
         end_as(status)  # for the launcher
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import rank_sessions
-from ...process_table import stat_fields
+from ...process_table import WARM_PROCESS, stat_fields
 from ...protocol.time_limits import INTERRUPT_WAKE_SECONDS, PROGRAM_SECONDS
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def descendants(pid: int) -> Iterator[int]:
     except OSError:
         return
     for child in map(int, children):
-        if rank_sessions.WARM_PROCESS.encode() not in _command(child).split(b"\0"):
+        if WARM_PROCESS.encode() not in _command(child).split(b"\0"):
             yield child
             yield from descendants(child)
 

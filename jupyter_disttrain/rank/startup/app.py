@@ -66,7 +66,6 @@ from ..nanny.ipc import RankEnd, Wire
 from ..output.iopub import Publisher, escaping
 from ..output.streams import Descriptors, Turns, flush_all, open_streams
 from ..process_group.errors import RendezvousError
-from ..process_group.object_replacement import note_frozen
 from ..rank_exit import RankExit
 from .connection import Connection, Hellos
 from .socket_filter import hide_listeners, is_held_to
@@ -239,7 +238,6 @@ def _place_temporary_files() -> None:
 
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
-    note_frozen()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()

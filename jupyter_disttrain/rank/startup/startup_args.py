@@ -11,19 +11,14 @@ the network unencrypted.
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
-
-from ...config.cluster import BACKENDS, check_name
 from ...errors import UsageError
 from ...private_files import read_own
 from ...protocol.environment import ADDRESSES, HOST, NETWORK, PROFILE_DIR
@@ -36,8 +31,7 @@ if TYPE_CHECKING:
 INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinArgs:
+class JoinArgs(NamedTuple):
     """How the processes of a job become the ranks of a cluster: see ``join``."""
 
     file: str
@@ -47,18 +41,23 @@ class JoinArgs:
     name: str  # name of the cluster; empty: that of the file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(NamedTuple):
     """The arguments of ``python -m jupyter_disttrain.rank``."""
 
-    environment: str  # a file; empty: only the inherited environment
-    host: str  # the launcher's name of it; empty: unknown
-    ranks: int  # number of processes to start
+    environment: str = ""  # a file; empty: only the inherited environment
+    host: str = ""  # the launcher's name of it; empty: unknown
+    ranks: int = 1  # number of processes to start
     join: JoinArgs | None = None  # None: a client has started this process
 
 
 def read_arguments(arguments: Sequence[str]) -> Setup:
     """Parse the command line."""
+    if not arguments:
+        return Setup()  # at once, as most ranks start this way
+    import argparse  # noqa: PLC0415
+
+    from ...config.cluster import BACKENDS, check_name  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(prog="python -m jupyter_disttrain.rank", description="Start ranks on this host.")
     parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
     parser.add_argument("--host", default="", help="the name by which this host is reached")
@@ -142,6 +141,8 @@ def interface_in(network: str, chosen: Collection[str] = ()) -> str:
     SystemExit
         If it has none there.
     """
+    import psutil  # noqa: PLC0415  (it would delay the start of ranks on one machine)
+
     wanted = ipaddress.ip_network(network)
     found = {
         address: name
@@ -161,6 +162,8 @@ def interface_in(network: str, chosen: Collection[str] = ()) -> str:
 
 def wrong_interfaces() -> str:
     """Return a message about variables that name no interface of this host; empty if all are right."""
+    import psutil  # noqa: PLC0415
+
     there = psutil.net_if_addrs()
     wrong = [f"{name}={value}" for name in INTERFACE_VARIABLES if (value := _missing(name, list(there)))]
     if not wrong:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -15,6 +16,7 @@ def main() -> None:
         process = WarmProcess(sys.argv[1])
     except OSError:
         return  # another process has the address
+    gc.disable()  # imports make little garbage, and looking for it would take an eighth of their time
     # Only now: processes that wait for the address to be in use must not wait for imports.
     from ...features.scripts.program import run_program  # noqa: PLC0415
     from ..nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415

@@ -118,21 +118,24 @@ def _changes(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for folder in folders:  # pip changes it with each package
         yield str(folder), folder.stat().st_mtime_ns if folder.is_dir() else 0
     if not _is_in(PACKAGE, folders):
-        yield str(PACKAGE), _newest(PACKAGE.rglob("*.py"))
+        yield str(PACKAGE), _newest([PACKAGE])
     for name in preloaded(environment):
         spec = importlib.util.find_spec(name.partition(".")[0])  # this imports nothing
         if spec is not None and spec.origin is not None and not _is_in(Path(spec.origin), folders):
-            places = [Path(each) for each in spec.submodule_search_locations or ()]
-            files = [Path(spec.origin), *(file for place in places for file in place.rglob("*.py"))]
-            yield name, _newest(file for file in files if file.exists())
+            yield name, _newest([Path(spec.origin), *map(Path, spec.submodule_search_locations or ())])
 
 
 def _is_in(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _newest(files: Iterable[Path]) -> int:
-    return max((file.stat().st_mtime_ns for file in files), default=0)
+def _newest(paths: Iterable[Path]) -> int:
+    """Return when one of these files, or a Python file in one of these folders, last changed."""
+    files = [path for path in paths if path.is_file()]
+    for path in paths:
+        for folder, _, names in os.walk(path):  # in half the time of Path.rglob
+            files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
 
 
 def _limits() -> list[int]:

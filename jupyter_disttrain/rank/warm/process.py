@@ -29,6 +29,7 @@ from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
 from ...rank_sessions import family, kill
 from ..nannies import signal_all
 from ..nanny.process_tree import adopt_orphans
+from ..process_group.object_replacement import freeze
 from . import channel
 from .forked import become
 from .label import preloaded
@@ -82,8 +83,10 @@ class WarmProcess:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._reason = "a preloaded module has initialized CUDA, which can't be used after a fork"
-        gc.collect()
-        gc.freeze()
+        if preloaded(os.environ):
+            gc.collect()  # of the user's modules it is not known how little garbage they make
+        freeze()
+        gc.enable()
 
     def serve(self, roles: Mapping[str, Callable[[Mapping[str, int]], None]]) -> None:
         """Fork on request until nothing needs this process any more.

@@ -16,14 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import LaunchError
-from ...process_table import runs
+from ...process_table import WARM_PROCESS, runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
-from ...rank_sessions import WARM_PROCESS
 from ..nannies import signal_all
 from . import channel
 from .label import import_environment, label_of
@@ -34,23 +32,22 @@ if TYPE_CHECKING:
 NANNY, PROGRAM = "nanny", "program"  # what a fork becomes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a fork becomes: see ``forked.become``."""
 
     what: str  # which of the functions of the warm process it runs
     environment: Mapping[str, str]
     folder: int  # a descriptor of the working directory
     arguments: Sequence[str]  # the command that is shown
-    named: Mapping[str, int] = field(default_factory=dict)  # descriptors that the function gets, by name
-    numbered: Mapping[int, int] = field(default_factory=dict)  # other descriptors, by the number that they get
-    count: int = 1
+    named: Mapping[str, int]  # descriptors that the function gets, by name
+    numbered: Mapping[int, int]  # other descriptors, by the number that they get
+    forks: int = 1  # how many
 
     def to_content(self) -> dict[str, Any]:
         """Return the JSON form, with the state of this process that a program started by it would inherit."""
         return {
             "what": self.what,
-            "count": self.count,
+            "count": self.forks,
             "environment": dict(self.environment),
             "arguments": list(self.arguments),
             "named": list(self.named),
@@ -142,7 +139,7 @@ def fork_nannies(count: int) -> WarmNannies:
         forks = fork(
             Wanted(
                 what=NANNY,
-                count=count,
+                forks=count,
                 environment=os.environ,
                 folder=folder,
                 arguments=[sys.executable, *sys.orig_argv[1:]],

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import psutil
 import pytest
 
 from jupyter_disttrain import Cluster
@@ -160,7 +161,7 @@ def test_each_host_uses_the_interface_of_its_chosen_address(tmp_path: Path, monk
     """The network that spans chosen addresses of several subnets may contain those of other interfaces too."""
     there = {"lo": "127.0.0.1", "eth0": "10.1.1.7", "ib0": "10.1.2.7"}
     addresses = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in there.items()}
-    monkeypatch.setattr(startup_args.psutil, "net_if_addrs", lambda: addresses)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     hosts = parse_hosts("a:1,b:1")
     found = Placement(hosts=hosts, network="10.1.0.0/22", addresses={"a": "10.1.0.7", "b": "10.1.2.7"})
     folders = Folders(profile=tmp_path, run=tmp_path, local=tmp_path, cluster_id="x")

@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import HashStore
 from jupyter_disttrain.rank.process_group.object_replacement import (
     Protected,
     _Replacing,
-    note_frozen,
+    freeze,
     replace_everywhere,
+    unfreeze,
 )
 
 if TYPE_CHECKING:
@@ -97,11 +98,9 @@ HOLDERS: dict[str, Callable[[Any], tuple[Any, Callable[[], Any]]]] = {
 @pytest.fixture
 def small_heap() -> Iterator[None]:
     """Have the collector skip all objects from before the test: pytest's process holds a million."""
-    gc.freeze()
-    note_frozen()
+    freeze()
     yield
-    gc.unfreeze()
-    note_frozen()
+    unfreeze()
 
 
 def test_group_untracked_by_the_collector_is_found() -> None:
@@ -181,13 +180,11 @@ def test_holder_that_was_hidden_before_the_fork_is_found() -> None:
     old, new = Thing(), Thing()
     module = types.ModuleType("frozen")
     module.group = old  # type: ignore[attr-defined]
-    gc.freeze()
-    note_frozen()
+    freeze()
     try:
         pairs = [(old, new)]
         del old
         assert replace_everywhere(pairs) == []
         assert module.group is new  # type: ignore[attr-defined]
     finally:
-        gc.unfreeze()
-        note_frozen()
+        unfreeze()

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.rank_sessions import WARM_PROCESS
+from jupyter_disttrain.process_table import WARM_PROCESS
 
 from ....support.process_tools import wait_until
 from ....support.recovery_tools import HOST, SUM, is_intact, stop, waits
