@@ -239,8 +239,8 @@ if os.fork() == 0:
 start.channel.address_of = lambda label: "\\0" + address
 os.chdir(sys.argv[1])
 os.umask(0o027)
-os.dup2(int(sys.argv[2]), 9)
-os.set_inheritable(9, True)
+for number in (9, *range(15, 60)):  # more than the warm process receives before it looks at their numbers
+    os.dup2(int(sys.argv[2]), number)
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -270,8 +270,8 @@ def test_forked_process_has_the_state_of_the_process_it_is_forked_for(tmp_path: 
     assert "HOME" not in state["variables"]
     assert {signal.SIGUSR1, signal.SIGINT} <= set(state["ignored"])
     assert state["session"]
-    # 0 to 2, the inherited 9, the pipe given to this program, the lifeline, and that of the folder being listed
-    assert set(state["open"]) - {write, state["lifeline"]} <= {0, 1, 2, 9, *state["open"][-1:], 3}
+    # 0 to 2, the inherited ones, the pipe given to this program, the lifeline, and that of the folder being listed
+    assert set(state["open"]) - {write, state["lifeline"]} <= {0, 1, 2, 9, *range(15, 60), *state["open"][-1:], 3}
 
 
 @as_root
@@ -311,3 +311,15 @@ def test_warm_process_that_is_started_before_the_ranks_is_theirs_and_ends_with_t
         assert len(holders) == 1
     assert wait_until(lambda: not holders[0].is_running())
     assert wait_until(lambda: not process.is_running(), WARM_IDLE_SECONDS + 10)
+
+
+def test_large_modules_do_not_delay_the_process_that_starts_ranks() -> None:
+    """Every start, reset and replacement waits for it; these would double the time until it asks for a fork."""
+    code = (
+        "import sys; before = set(sys.modules); import jupyter_disttrain.rank.__main__\n"
+        "from jupyter_disttrain.rank.startup import startup_args; from jupyter_disttrain.rank.warm import start\n"
+        "startup_args.enter(startup_args.read_arguments([]))\n"
+        "large = {'argparse', 'dataclasses', 'psutil', 'numpy', 'torch', 'uuid'}\n"
+        "print(large & (set(sys.modules) - before))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

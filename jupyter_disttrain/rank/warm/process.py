@@ -9,6 +9,7 @@ What it has imported is hidden from Python's garbage collector, so the forks sha
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
@@ -133,7 +134,7 @@ class WarmProcess:
             self._forget(sock)
             return
         own = {each.fileno() for each in self._sockets()}
-        taken = set(request["numbers"][3:]) & _descriptors() - own - set(descriptors)
+        taken = any(_is_open(number) for number in set(request["numbers"][3:]) - own - set(descriptors))
         reason = self._reason or ("its file descriptors are in use in the warm process" if taken else "")
         if reason:
             channel.close_all(descriptors)
@@ -202,5 +203,9 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
-def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+def _is_open(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True

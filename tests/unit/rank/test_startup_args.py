@@ -6,8 +6,6 @@ Does not cover: jobs that start (``test_join``).
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -33,16 +31,3 @@ def test_backends_use_the_interface_in_the_cluster_network_unless_the_user_has_s
     enter(Setup(environment="", host="", ranks=1, join=None))
     # NCCL takes a name for a prefix unless "=" precedes it.
     assert [os.environ[name] for name in INTERFACE_VARIABLES] == ["eth9", "lo", "=lo"]
-
-
-def test_large_modules_do_not_delay_the_process_that_starts_ranks() -> None:
-    """Every start, reset and replacement waits for it; these would double the time until it asks for a fork."""
-    code = (
-        "import sys; before = set(sys.modules); import jupyter_disttrain.rank.__main__\n"
-        "from jupyter_disttrain.rank.startup import startup_args; from jupyter_disttrain.rank.warm import start\n"
-        "startup_args.enter(startup_args.read_arguments([]))\n"
-        "large = {'argparse', 'dataclasses', 'psutil', 'numpy', 'torch', 'uuid'}\n"
-        "sys.exit(', '.join(large & (set(sys.modules) - before)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
