@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Sample = tuple[float, "int | None", Mapping[str, float]]  # time, step, values by name
 
-NO_STEP = -(2**63)  # a step in a column of int64: the value was logged without one
+NO_STEP = -(2**63)  # in an int64 column of steps: logged without a step
 _LENGTH = struct.Struct("=I")
 _BESIDE = 2  # numbers in a row beside the values
 

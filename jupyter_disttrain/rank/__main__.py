@@ -92,7 +92,7 @@ def _stay_with(nannies: Nannies) -> None:
         if os.WIFSIGNALED(status) and not is_ending:
             _report_killed(pid, os.WTERMSIG(status))
     local = Path(os.environ[LOCAL_DIR])
-    if (local / NANNIES).exists():  # only on a host other than the notebook's
+    if os.path.exists(local / NANNIES):  # noqa: PTH110  (not where it raises; only on a host other than the notebook's)
         from ..rank_sessions import remove_unheld  # noqa: PLC0415  (its imports would delay the start)
 
         remove_unheld(local, NANNIES)  # if they were killed

@@ -147,11 +147,13 @@ def test_modules_are_preloaded(modules: Path) -> None:
     with Cluster(n=2, launcher="local", backend="none", preload=("mine",)) as there:
         process = warm_process(there)
         assert there.run("import mine; mine.made_by").results == {0: process.pid, 1: process.pid}
+        assert there.run("import gc; gc.isenabled()").results == {0: True, 1: True}
         assert there.start_report.notes == ()
-    (modules / "mine.py").write_text("made_by = 'an edited file'\n")
+    (modules / "mine.py").write_text("import gc\ngc.disable()\nmade_by = 'an edited file'\n")
     with Cluster(n=2, launcher="local", backend="none", preload=("mine",)) as there:
         assert warm_process(there) != process
         assert there.run("import mine; mine.made_by").results == dict.fromkeys(range(2), "an edited file")
+        assert there.run("import gc; gc.isenabled()").results == {0: False, 1: False}, "as the module left it"
 
 
 COMPILES = """

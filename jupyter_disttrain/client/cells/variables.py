@@ -106,7 +106,7 @@ def diff(launch: Launch, ranks: Sequence[int], name: str) -> Comparison:
         replies = ask(launch, ranks, Numbers(name=name, path=path, ranks=list(some)))
         return {rank: load_from(rank, _taken(launch, rank, replies[rank])) for rank in some}
 
-    from .compare import compare  # noqa: PLC0415  (imports numpy, which would enlarge a notebook)
+    from .compare import compare  # noqa: PLC0415  (numpy takes a kernel 10 MB)
 
     return compare(name, {rank: content["parts"] for rank, content in contents.items()}, numbers_of)
 

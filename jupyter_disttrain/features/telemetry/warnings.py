@@ -33,7 +33,7 @@ FEWEST_CHECKS = 50  # fewest observations for a fraction of the time: it is then
 
 
 class Remarks:
-    """Watch the figures of ranks, and their metrics: None as long as there are none."""
+    """Derive remarks from figures and metrics of ranks; ``metrics`` returns None until a value has arrived."""
 
     def __init__(
         self, figures: Callable[[], Mapping[int, RankFigures]], metrics: Callable[[], MetricsTable | None]

@@ -73,7 +73,8 @@ def _match(sequences: Mapping[int, Sequence[Hashable]]) -> Shared:
     """Return the lines that several ranks have, by rank and place."""
     owners, repeated = _owners({rank: Counter(sequences[rank]) for rank in sorted(sequences)})
     of_repeated = {owners[line] for line in repeated}
-    within = {ranks: [some for some in of_repeated if some <= ranks] for ranks in set(owners.values())}
+    once = {owners[line] for line in owners.keys() - repeated}
+    within = {ranks: [some for some in of_repeated if some <= ranks] for ranks in once}
     found: defaultdict[tuple[Hashable, Hashable], _Alike] = defaultdict(_Alike)
     for rank in sorted(sequences) if owners else ():
         above: dict[frozenset[int], Hashable] = {}  # the last line that all of these ranks have, and each of them once
@@ -132,21 +133,21 @@ def _priorities(times: Mapping[int, Sequence[float]], shared: Shared) -> dict[in
 def _order(lengths: Mapping[int, int], shared: Shared, priorities: Mapping[int, Sequence[float]]) -> list[Part]:
     """Put the lines of all ranks in one order, each once all of its ranks have reached it."""
     ordered: list[Part] = []
-    lines = _Reached(lengths, shared, priorities)
+    front = _Reached(lengths, shared, priorities)
     for rank, length in lengths.items():
-        while lines.reached[rank] < length:
-            if lines.ready:
-                items, number = lines.take()
+        while front.reached[rank] < length:
+            if front.ready:
+                items, number = front.take()
             else:
-                items, number = _choose(shared, lines.reached, rank).take(), 1  # without the ranks that reach it later
+                items, number = _choose(shared, front.reached, rank).take(), 1  # without the ranks that reach it later
             ordered.append((items, number))
             for each, place in items:
-                lines.reach(each, place + number)
+                front.reach(each, place + number)
     return ordered
 
 
 class _Reached:
-    """The next line of each rank."""
+    """Track each rank's next line, and the lines that all of their ranks have reached."""
 
     def __init__(self, lengths: Mapping[int, int], shared: Shared, priorities: Mapping[int, Sequence[float]]) -> None:
         self.reached: dict[int, int] = {}  # by rank: its place

@@ -28,9 +28,12 @@ _frozen = [0]  # number of objects that :func:`freeze` has hidden from the colle
 
 
 def freeze() -> None:
-    """Hide all objects from the collector, e.g. before a fork: they stay hidden, and their memory stays shared."""
+    """Hide all objects from the collector before a fork: they stay hidden, and their memory stays shared.
+
+    Garbage is hidden too; it is not collected before.
+    """
     gc.freeze()
-    _frozen[0] = gc.get_freeze_count()  # here, as counting them takes each rank 20 ms
+    _frozen[0] = gc.get_freeze_count()  # once, as counting takes 20 ms, which each rank would spend
 
 
 def unfreeze() -> None:

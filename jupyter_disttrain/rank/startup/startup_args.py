@@ -53,7 +53,7 @@ class Setup(NamedTuple):
 def read_arguments(arguments: Sequence[str]) -> Setup:
     """Parse the command line."""
     if not arguments:
-        return Setup()  # at once, as most ranks start this way
+        return Setup()  # most ranks start without arguments: leave out argparse
     import argparse  # noqa: PLC0415
 
     from ...config.cluster import BACKENDS, check_name  # noqa: PLC0415

@@ -16,13 +16,15 @@ def main() -> None:
         process = WarmProcess(sys.argv[1])
     except OSError:
         return  # another process has the address
-    gc.disable()  # imports make little garbage, and looking for it would take an eighth of their time
+    gc.disable()  # imports make little garbage, and collecting it would take an eighth of their time
     # Only now: processes that wait for the address to be in use must not wait for imports.
     from ...features.scripts.program import run_program  # noqa: PLC0415
     from ..nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
 
     import_before_fork()
     process.load()
+    gc.enable()
+    process.preload()
     # Until here its messages have gone to the process that started it, whose launcher waits for the end of its output.
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2):

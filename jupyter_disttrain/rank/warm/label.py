@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ...protocol.environment import PREFIX, PRELOAD, WITHOUT_TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PACKAGE = Path(__file__).parents[2]
 # Variables that Python, the C library, torch, numpy and their threads read when they are loaded.
@@ -129,7 +129,7 @@ def _is_in(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _newest(paths: Iterable[Path]) -> int:
+def _newest(paths: Sequence[Path]) -> int:
     """Return when one of these files, or a Python file in one of these folders, last changed."""
     files = [path for path in paths if path.is_file()]
     for path in paths:

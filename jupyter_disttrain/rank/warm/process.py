@@ -10,7 +10,6 @@ What it has imported is hidden from Python's garbage collector, so the forks sha
 from __future__ import annotations
 
 import fcntl
-import gc
 import importlib
 import os
 import select
@@ -65,11 +64,14 @@ class WarmProcess:
         self._poll = select.poll()
 
     def load(self) -> None:
-        """Import everything; record why forks of this process would not work, if so."""
+        """Import what ranks need."""
         own = [] if os.environ.get(WITHOUT_TORCH) else [*_WITH_TORCH]
         for name in (*_FOR_RANKS, *own):
             with suppress(ImportError):  # the rank itself reports what is missing, and the remedy
                 importlib.import_module(name)
+
+    def preload(self) -> None:
+        """Import the user's modules, and get ready to fork; record why forks would not work, if so."""
         threads = _threads()  # those of OpenBLAS end before a fork, and start again after it
         for name in preloaded(os.environ):
             try:
@@ -84,10 +86,7 @@ class WarmProcess:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._reason = "a preloaded module has initialized CUDA, which can't be used after a fork"
-        if preloaded(os.environ):
-            gc.collect()  # of the user's modules it is not known how little garbage they make
         freeze()
-        gc.enable()
 
     def serve(self, roles: Mapping[str, Callable[[Mapping[str, int]], None]]) -> None:
         """Fork on request until nothing needs this process any more.

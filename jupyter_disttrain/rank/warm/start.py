@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     arguments: Sequence[str]  # the command that is shown
     named: Mapping[str, int]  # descriptors that the function gets, by name
     numbered: Mapping[int, int]  # other descriptors, by the number that they get
-    forks: int = 1  # how many
+    forks: int = 1  # number of processes to fork; a tuple has a method ``count``
 
     def to_content(self) -> dict[str, Any]:
         """Return the JSON form, with the state of this process that a program started by it would inherit."""

@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,6 +214,17 @@ def test_nan_is_reported_for_its_cell_with_the_value_before(telemetry: Telemetry
         assert remarks.of_values(2) == ["loss is NaN on ranks 0-1", "rate is NaN on rank 1"]
         assert remarks.of_values(3) == ["rate is NaN on rank 0 at step 7"]
         assert remarks.of_values(4) == ["rate is NaN on rank 1 at step 4; before that it was 0.25 (step 3)"]
+
+
+def test_table_of_metrics_is_made_with_the_first_value(telemetry: Telemetry, tmp_path: Path) -> None:
+    telemetry.read_metrics(tmp_path)
+    assert Feed(telemetry).metrics() is None
+    assert telemetry.remarks.of_values(1) == []
+    assert telemetry.metrics_arrived == 0
+    assert telemetry._metrics is None
+    logged(telemetry, 0, 1, [1], loss=math.nan)
+    assert telemetry.metrics_arrived == 1
+    assert telemetry.remarks.of_values(1) == ["loss is NaN on rank 0 at step 1"]
 
 
 def test_metric_logged_now_is_drawn_whatever_was_logged_before(telemetry: Telemetry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -552,6 +553,18 @@ def test_lines_that_are_repeated_or_in_different_order(sequences: tuple[str, ...
     lines = merged_lines(dict(enumerate(sequences)))
     shown = [f"{''.join(str(rank) for rank, _ in items)} {sequences[items[0][0]][items[0][1]]}" for items in lines]
     assert shown == merged
+
+
+def test_lines_of_ranks_that_still_print_are_in_the_order_of_time() -> None:
+    sequences = {0: "abcXd", 1: "xyzXw"}
+    times = {0: [1, 2, 5, 7, inf], 1: [3, 4, 5, 8, inf]}
+    merged = merge(sequences, times)
+    shown = [sequences[items[0][0]][items[0][1] :][:number] for items, number in merged]
+    # What is above a common line has its time; equal times, and what has none, are in the order of the ranks.
+    assert shown == ["abc", "xyz", "X", "d", "w"]
+    assert merge({0: "abc", 1: "xyz"}, {0: [1, 2, 5], 1: [3, 4, 6]}) == [
+        ([(0, 0)], 2), ([(1, 0)], 2), ([(0, 2)], 1), ([(1, 2)], 1),
+    ]  # fmt: skip
 
 
 def cost_of_merging(ranks: int, *, is_live: bool) -> float:

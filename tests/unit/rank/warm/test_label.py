@@ -97,3 +97,21 @@ def test_import_environment_has_no_rank_and_no_cluster() -> None:
 def test_relative_paths_of_modules_are_those_of_the_start() -> None:
     found = import_environment(PLAIN | {"PYTHONPATH": "src:/opt/lib::../other"}, "/work/run")
     assert found["PYTHONPATH"] == "/work/run/src:/opt/lib:/work/run:/work/other"
+
+
+def test_change_of_a_file_of_a_preloaded_package_makes_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "mine" / "part"
+    part.mkdir(parents=True)
+    for file in (part.parent / "__init__.py", part / "module.py", part / "data.txt"):
+        file.touch()
+    (part / "gone.py").symlink_to(tmp_path / "nowhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = label_of(PLAIN | {PRELOAD: "mine"})
+    later = 2 * (part.stat().st_mtime + 10,)
+    os.utime(part / "data.txt", later)
+    assert label_of(PLAIN | {PRELOAD: "mine"}) == before
+    os.utime(part / "module.py", later)
+    assert label_of(PLAIN | {PRELOAD: "mine"}) != before
+    assert label_of(PLAIN | {PRELOAD: "json"}) != before
