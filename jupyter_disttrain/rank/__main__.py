@@ -58,11 +58,13 @@ def _start_nannies(count: int) -> Nannies:
             return fork_nannies(count)
         except LaunchError as error:
             os.environ[COLD_REASON] = str(error)
+    from .malloc import keep_freed_memory  # noqa: PLC0415
     from .nannies import OwnNannies  # noqa: PLC0415
     from .nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
     from .process_group.object_replacement import freeze  # noqa: PLC0415
 
     import_before_fork()
+    keep_freed_memory()
     freeze()
     return OwnNannies(count, run_nanny)
 
@@ -91,8 +93,8 @@ def _stay_with(nannies: Nannies) -> None:
         pid, status = nannies.wait()
         if os.WIFSIGNALED(status) and not is_ending:
             _report_killed(pid, os.WTERMSIG(status))
-    local = Path(os.environ[LOCAL_DIR])
-    if os.path.exists(local / NANNIES):  # noqa: PTH110  (not where it raises; only on a host other than the notebook's)
+    local = Path(os.environ[LOCAL_DIR])  # has a file of nannies only on a host other than the notebook's
+    if os.path.exists(local / NANNIES):  # noqa: PTH110  (pathlib raises where a folder can't be entered)
         from ..rank_sessions import remove_unheld  # noqa: PLC0415  (its imports would delay the start)
 
         remove_unheld(local, NANNIES)  # if they were killed

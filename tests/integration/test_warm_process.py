@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -140,6 +141,23 @@ def test_ranks_import_torch_themselves_where_that_is_wanted() -> None:
         assert launcher is not None
         assert PROCESS not in launcher.cmdline()
         assert there.start_report.notes == ()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_ranks_keep_freed_memory(warm: bool) -> None:
+    """Else each step of a training loop may return the memory of its tensors and fetch it again, page by page."""
+    code = (
+        "import resource\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(50):\n"
+        "        [torch.ones(5000) for _ in range(2900)]\n"  # 58 MB
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "_ = faults()\n"
+        "faults()"
+    )
+    with Cluster(n=1, launcher="local", warm=warm) as there:
+        assert there.run(code).results[0] < 58_000_000 / resource.getpagesize()  # the pages of one of 50 iterations
 
 
 def test_modules_are_preloaded(modules: Path) -> None:

@@ -27,6 +27,7 @@ from ...process_table import start_time
 from ...protocol.environment import WITHOUT_TORCH
 from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
 from ...rank_sessions import family, kill
+from ..malloc import keep_freed_memory
 from ..nannies import signal_all
 from ..nanny.process_tree import adopt_orphans
 from ..process_group.object_replacement import freeze
@@ -86,6 +87,7 @@ class WarmProcess:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._reason = "a preloaded module has initialized CUDA, which can't be used after a fork"
+        keep_freed_memory()
         freeze()
 
     def serve(self, roles: Mapping[str, Callable[[Mapping[str, int]], None]]) -> None:

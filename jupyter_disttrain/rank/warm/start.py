@@ -131,7 +131,7 @@ def fork_nannies(count: int) -> WarmNannies:
     Raises
     ------
     LaunchError
-        If it can't; the message says why.
+        If it can't, with the reason.
     """
     ends = os.pipe() if count == 1 else None
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -160,7 +160,7 @@ def fork(wanted: Wanted) -> Forks:
     Raises
     ------
     LaunchError
-        If it can't; the message says why.
+        If it can't, with the reason.
     """
     request = wanted.to_content()
     descriptors = [wanted.folder, *wanted.named.values(), *wanted.numbered.values()]
@@ -187,7 +187,7 @@ def connect(environment: Mapping[str, str]) -> socket.socket:
     Raises
     ------
     LaunchError
-        If it can't be used; the message says why.
+        If it can't be used, with the reason.
     """
     address = channel.address_of(label_of(environment))
     deadline = time.monotonic() + WARM_LISTEN_SECONDS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...support.process_tools import wait_until
+
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
 
@@ -27,3 +29,15 @@ def test_large_libraries_are_not_imported_where_they_are_not_needed(bare_noteboo
     bare_notebook.run("%dist_status").check()
     loaded = "import sys; sorted({'torch', 'mpi4py', 'numpy', 'prompt_toolkit'} & set(sys.modules))"
     assert bare_notebook.run(loaded).check().text == "[]"
+
+
+def test_lost_metrics_are_reported_where_numpy_cant_be_imported(bare_notebook: Notebook) -> None:
+    bare_notebook.run("import sys; sys.modules['numpy'] = None").check()
+    bare_notebook.run("%dist_init -n 2").check()
+    output = [bare_notebook.run("%%distributed\nlog_metrics(loss=1.0)").check().text]
+
+    def is_reported() -> bool:
+        output.append(bare_notebook.run("%%distributed\npass").check().text)
+        return "values of log_metrics are lost, because numpy can't be imported" in "".join(output)
+
+    assert wait_until(is_reported), output
