@@ -19,9 +19,6 @@ from .errors import DisttrainError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UNREAD = 141  # a shell's exit status for a command whose output was not read to its end
-INTERRUPTED = 130  # a shell's exit status for a command that Ctrl-C ended
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status of the process."""
@@ -33,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 130  # a shell's exit status for a command that Ctrl-C ended
     except DisttrainError as error:
         print(error, file=sys.stderr)  # noqa: T201  (a command's output)
         return 1
     except BrokenPipeError:
         # The reader, e.g. `head`, has closed the pipe; what is still buffered must not fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        return 141  # a shell's exit status for a command whose output was not read to its end
     return status
 
 

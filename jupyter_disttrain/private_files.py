@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-OTHERS_WRITE = 0o022  # the mode bits that let another user change the content
-
 
 def _other_owner(found: os.stat_result) -> str:
     """Return that a file or folder belongs to another user; empty if it does not."""
@@ -69,8 +67,12 @@ def write_private(path: Path, content: str) -> None:
 def replace_private(path: Path, content: str) -> None:
     """Write a file that only this user may read; other processes see its earlier content or all of the new one."""
     fresh = path.with_name(f"{path.name}.new-{threading.get_native_id()}")
-    write_private(fresh, content)
-    fresh.replace(path)
+    try:
+        write_private(fresh, content)
+        fresh.replace(path)
+    except OSError:  # e.g. a full disk
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
@@ -86,26 +88,13 @@ def why_not_private(folder: Path, shared_mode: int = 0o077) -> str:
     return f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})" if found.st_mode & shared_mode else ""
 
 
-def check_private(folder: Path, shared_mode: int = 0o077) -> None:
+def check_private(folder: Path, shared_mode: int) -> None:
     """Refuse a folder that another user may have made or may change.
 
     Raises a PermissionError with the reason.
     """
-    reason = why_not_private(folder, shared_mode)
-    if reason:
+    if reason := why_not_private(folder, shared_mode):
         raise PermissionError(errno.EPERM, f"on {socket.gethostname()} it {reason}", str(folder))
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder, unless it exists, that only this user may enter.
-
-    Missing parents are made with the mode that the umask gives.
-
-    Raises a PermissionError if the folder exists and belongs to another user, or other users may enter it.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    check_private(folder)
 
 
 def make_private_below(folder: Path, top: Path) -> None:
@@ -123,5 +112,5 @@ def make_private_below(folder: Path, top: Path) -> None:
         found = each.stat()
         if reason := _other_owner(found):
             raise PermissionError(errno.EPERM, f"it {reason}", str(each))
-        if found.st_mode & OTHERS_WRITE:
+        if found.st_mode & 0o022:  # another user may change its content
             each.chmod(0o700)

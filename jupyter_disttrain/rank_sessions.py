@@ -1,7 +1,7 @@
 """End processes that ranks left running when their nannies were killed with them.
 
 Covers: recording which nanny is responsible for which rank's processes, ending the processes of killed nannies.
-Does not cover: what a live nanny ends itself (``rank.nanny.process_tree``).
+Does not cover: when a live nanny ends its rank's processes (``rank.nanny.nanny``).
 
 A rank leads a session of processes (setsid). Its nanny holds a lock on an empty file that is named after the session,
 in the cluster's folder on this host. A file without a lock holder belongs to a killed nanny. A process that starts
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from .process_table import WARM_PROCESS, start_time
+from .process_table import WARM_PROCESS, runs, start_time
 from .protocol.time_limits import RANK_SESSIONS_CHECK_SECONDS, RANK_SESSIONS_END_SECONDS
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def end(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """Kill the processes that ``find`` lists; those that remove the others' shared memory get the time to do so."""
     until = time.monotonic() + RANK_SESSIONS_END_SECONDS
     kill(find)
-    while left := [each for each in find() if not _is_zombie(each)]:  # another parent may never reap those
+    while left := [each for each in find() if runs(each.pid)]:  # not zombies: another parent may never reap those
         if time.monotonic() > until:
             kill(find, but=())
             return
@@ -150,13 +150,6 @@ def descendants(pid: int) -> list[psutil.Process]:
                     continue
             found.append(each)
     return found
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _place() -> str:

@@ -6,7 +6,7 @@ import ast
 from importlib.util import resolve_name
 
 
-def imported(content: bytes, package: str) -> set[str]:
+def imported(content: str | bytes, package: str) -> set[str]:
     """Return the names of the modules that a file of ``package`` may import; empty if it can't be parsed."""
     try:
         tree = ast.parse(content)

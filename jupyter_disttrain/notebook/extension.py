@@ -52,7 +52,6 @@ class Extension:
         watch_cells(shell)
         shell.register_magics(*self._magics)
         shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
-        self.clusters.transformers.install()
         for name in PARSERS:
             for prefix in ("%%", "%"):
                 shell.set_hook("complete_command", complete_options, str_key=f"{prefix}{name}")

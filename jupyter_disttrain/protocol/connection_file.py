@@ -56,7 +56,10 @@ class JobTrace:
         return trace
 
     def answer(self) -> str:
-        """Connect to its controller; returns ``"there"``, ``"refused"``, or the system's error message."""
+        """Connect to its controller; returns ``"there"``, ``"refused"``, or the system's error message.
+
+        Only a job that has ended refuses; a host that does not respond may be cut off instead.
+        """
         host, _, port = channel_url(self.connection, "control").partition("://")[2].rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=JOB_FILE_CONNECT_SECONDS).close()
@@ -65,10 +68,6 @@ class JobTrace:
         except OSError as error:
             return "it does not respond" if isinstance(error, TimeoutError) else str(error.strerror or error)
         return "there"
-
-    def is_refused(self) -> bool:
-        """Whether the job has ended; a host that does not respond may be cut off instead."""
-        return self.answer() == "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +91,10 @@ class JobFile(JobTrace):
         return self.launcher == "mpirun"
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse what :meth:`write` wrote.
+    def parse(cls, text: str, path: str = "the file") -> Self:
+        """Parse what :meth:`write` wrote to ``path``.
 
-        Raises a ValueError if it is something else, or of another version; the message continues a sentence that begins
-        with the path.
+        Raises a UsageError if it is something else, or of another version.
         """
         try:
             content = json.loads(text)
@@ -104,10 +102,10 @@ class JobFile(JobTrace):
             if version == package_version():
                 return cls(**content)
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError("is not the file of a job that was started with --join") from error
-        raise ValueError(
-            f"was written by version {version} of jupyter_disttrain, and this is version {package_version()}; install "
-            "the same version for the notebook and the job"
+            raise UsageError(f"{path} is not the file of a job that was started with --join") from error
+        raise UsageError(
+            f"{path} was written by version {version} of jupyter_disttrain, and this is version {package_version()}; "
+            "install the same version for the notebook and the job"
         )
 
     def write(self, path: Path) -> None:
@@ -150,14 +148,3 @@ def can_end_calls(mpi: str) -> bool:
 def package_version() -> str:
     """Return the version of this package."""
     return metadata.version("jupyter_disttrain")
-
-
-def parse_job_file(text: str, path: str) -> JobFile:
-    """Return the content of a job's file.
-
-    Raises a UsageError if it is something else, or of another version.
-    """
-    try:
-        return JobFile.parse(text)
-    except ValueError as error:
-        raise UsageError(f"{path} {error}") from error

@@ -249,7 +249,6 @@ class NodeVitals(Record):
     memory_used_bytes: int
     memory_total_bytes: int
     disk_free_bytes: int  # on the disk of the ranks' working directory
-    disk_total_bytes: int
     received_bytes_per_s: int  # traffic from other hosts
     sent_bytes_per_s: int
     infiniband_received_bytes_per_s: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,10 +35,6 @@ class RankInfo:
     pid: int
     backend: str  # "gloo" or "nccl"
     device: str  # "cpu" or "cuda:1", as torch.device takes it
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def counted(count: int, noun: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from .messages import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 Method = TypeVar("Method", bound="Callable[..., Any]")
 Reply = tuple[dict[str, Any], list[Any]]  # content, buffers
@@ -336,21 +336,16 @@ class Handlers:
     """A table of methods, each of which serves one kind of request: ``handles = Handlers()``, ``@handles(Push)``."""
 
     def __init__(self) -> None:
-        self._methods: dict[type[Request], Callable[..., Any]] = {}
+        self.methods: dict[type[Request], Callable[..., Any]] = {}
 
     def __call__(self, kind: type[Request]) -> Callable[[Method], Method]:
         """Register the decorated method for a kind of request."""
 
         def register(method: Method) -> Method:
-            self._methods[kind] = method
+            self.methods[kind] = method
             return method
 
         return register
-
-    @property
-    def kinds(self) -> Sequence[type[Request]]:
-        """The kinds of requests that are served."""
-        return list(self._methods)
 
     def serve(self, owner: Any, content: dict[str, Any], *args: Any) -> Reply:
         """Call the owner's method for a request, with the record in place of its JSON form; return the reply.
@@ -360,8 +355,8 @@ class Handlers:
         Raises a ValueError if the request is unknown, or is served elsewhere.
         """
         request = decode(content)
-        if type(request) not in self._methods:
+        if type(request) not in self.methods:
             raise ValueError(f"{content['do']} is not served on this channel")
-        found = self._methods[type(request)](owner, request, *args)
+        found = self.methods[type(request)](owner, request, *args)
         content, buffers = found if isinstance(found, tuple) else (found or {}, [])
         return {"status": "ok"} | content, buffers

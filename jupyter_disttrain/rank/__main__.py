@@ -28,7 +28,8 @@ from ..protocol.shared_memory import NANNIES
 from ..protocol.time_limits import HOST_PARENT_END_SECONDS
 
 if TYPE_CHECKING:
-    from .nannies import Nannies
+    from .nannies import OwnNannies
+    from .warm.start import Forks
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
 
     setup = read_arguments(sys.argv[1:])
     guard = None
-    if setup.join is not None:
+    if setup.join:
         from ..features.batch_jobs.join import join  # noqa: PLC0415
 
         guard = join(setup)
@@ -49,7 +50,7 @@ def main() -> None:
         guard.stay(nannies)
 
 
-def _start_nannies(count: int) -> Nannies:
+def _start_nannies(count: int) -> OwnNannies | Forks:
     """Have the warm process of this node fork nannies; fork them here if it can't."""
     if not os.environ.get(NO_WARM):
         from .warm.start import fork_nannies  # noqa: PLC0415  (not when this module is only imported)
@@ -69,7 +70,7 @@ def _start_nannies(count: int) -> Nannies:
     return OwnNannies(count, run_nanny)
 
 
-def _stay_with(nannies: Nannies) -> None:
+def _stay_with(nannies: OwnNannies | Forks) -> None:
     """Wait for all nannies: the launcher takes this process's exit as the end of the host's ranks.
 
     SIGHUP is ignored, because ranks end with their cluster and not with an ssh client. On SIGTERM, send SIGTERM to the

@@ -1,6 +1,6 @@
-"""Describe the nannies of a process that a launcher has started, and fork them in it.
+"""Fork the nannies of a process that a launcher has started, in that process.
 
-Covers: what that process needs of its nannies, nannies that are its own children.
+Covers: nannies that are its own children.
 Does not cover: nannies that a warm process has forked (``rank.warm.start``), what a nanny does (``rank.nanny``).
 """
 
@@ -8,24 +8,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-
-class Nannies(Protocol):
-    """The nannies of one process that a launcher has started."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The nannies that have not ended."""
-
-    def wait(self) -> tuple[int, int]:
-        """Wait for the end of the next nanny; return its process ID and its status as from ``os.waitpid``."""
-
-    def signal(self, number: int) -> None:
-        """Send a signal to all nannies that run."""
 
 
 def signal_all(pids: list[int], number: int) -> None:

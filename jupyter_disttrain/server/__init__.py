@@ -20,8 +20,7 @@ def load(server: ServerApp) -> None:
     from .clusters import Clusters  # noqa: PLC0415  (import tornado only in a server)
     from .handlers import routes  # noqa: PLC0415
 
-    clusters = Clusters(server.log)
-    server.web_app.settings["disttrain_clusters"] = clusters
     application: Application = server.web_app
+    application.settings["disttrain_clusters"] = Clusters(server.log)
     application.add_handlers(".*$", routes(application.settings["base_url"]))
     server.log.info("jupyter_disttrain: the clusters of this user are served to the side panel")

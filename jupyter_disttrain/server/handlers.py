@@ -177,8 +177,7 @@ class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                 for live, feed in self._feeds.items():
                     cluster_id = live.file.cluster_id
                     if is_due and (devices := await asyncio.to_thread(feed.devices)):
-                        message = {"type": "devices", "id": cluster_id, "ranks": devices}
-                        await self.write_message(json.dumps(message))
+                        await self.write_message(json.dumps({"type": "devices", "id": cluster_id, "ranks": devices}))
                     if metrics := await asyncio.to_thread(feed.metrics):
                         header, columns = metrics
                         await self.write_message(_pack({"id": cluster_id, **header}, columns), binary=True)

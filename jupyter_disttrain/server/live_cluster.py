@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..client.recovery.hang_explanation import explain_figures
@@ -73,8 +74,7 @@ class LiveCluster:
             return
         msg_type, content = message["header"]["msg_type"], message["content"]
         if msg_type == Acknowledged.msg_type:
-            event = self._acknowledged.get(content["token"])
-            if event is not None:
+            if (event := self._acknowledged.get(content["token"])) is not None:
                 event.set()
             return
         is_news = channel == FIGURES or msg_type == NannyHello.msg_type
@@ -98,20 +98,15 @@ class LiveCluster:
 
     def _rank_of(self, engine: str, *, may_be_new: bool) -> int | None:
         """Return the rank of an engine; an unknown engine may have replaced a dead one."""
-        for again in (False, True):
-            for entry in self._launch.table:
-                if entry.engine == engine:
-                    return entry.info.rank
-            if again or not may_be_new:
-                return None
+        rank = next((entry.info.rank for entry in self._launch.table if entry.engine == engine), None)
+        if rank is None and may_be_new:
             self._read_again()
-        return None
+            return self._rank_of(engine, may_be_new=False)
+        return rank
 
     def _read_again(self) -> None:
-        try:
+        with suppress(OSError, ValueError, TypeError, KeyError):  # the cluster has just ended
             self.refresh(ClusterFile.read(self._launch.folders.profile))
-        except (OSError, ValueError, TypeError, KeyError):
-            return  # the cluster has just ended
 
     def refresh(self, file: ClusterFile) -> None:
         """Adopt the current cluster file: ranks that were replaced, the process group's generation."""

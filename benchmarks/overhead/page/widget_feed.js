@@ -12,7 +12,7 @@ function clusterOf(ranks, tick) {
     logs: '', sample_s: 1, remarks: [], hang: [],
     nodes: Array.from({ length: Math.ceil(ranks / 8) }, (_, at) => ({
       host: `node${at}`, cores: 64, cpu_percent: (tick * 7 + at) % 100, load: 8, memory_used_bytes: 2 ** 36,
-      memory_total_bytes: 2 ** 38, disk_free_bytes: 2 ** 40, disk_total_bytes: 2 ** 41, received_bytes_per_s: tick,
+      memory_total_bytes: 2 ** 38, disk_free_bytes: 2 ** 40, received_bytes_per_s: tick,
       sent_bytes_per_s: tick, infiniband_received_bytes_per_s: 0, infiniband_sent_bytes_per_s: 0
     })),
     ranks: Array.from({ length: ranks }, (_, rank) => ({

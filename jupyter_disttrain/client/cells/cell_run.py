@@ -235,10 +235,9 @@ class CellRun:
             self._limit_ends.set()
             if not self.done and self._abandoned is None:
                 self._is_overdue, self._limit_ends = False, threading.Event()
-                enforce = threading.Thread(
+                threading.Thread(
                     target=self._enforce, args=(timeout_s, self._limit_ends), name="disttrain cell timeout", daemon=True
-                )
-                enforce.start()
+                ).start()
 
     def _enforce(self, timeout_s: float, limit_ends: threading.Event) -> None:
         if limit_ends.wait(timeout_s):

@@ -16,6 +16,8 @@ from ...protocol.ranks import label_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    NumbersOf = Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]]
+
 LISTED = 8  # number of further differing parts to list by name
 
 
@@ -43,12 +45,8 @@ class Comparison:
         """Whether ranks differ."""
         return bool(self.differences)
 
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Show the result in IPython."""
-        printer.text(str(self))
-
-    def __str__(self) -> str:
-        """Return the result as text for the user."""
+    def __repr__(self) -> str:
+        """Return the result as text for the user, which IPython shows as well."""
         who = label_ranks(self.ranks)
         left_out = f"; {self.sharded} are sharded over ranks and were left out" if self.sharded else ""
         left_out += f"; {self.opaque} can't be compared" if self.opaque else ""
@@ -67,11 +65,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(
-    name: str,
-    digests: Mapping[int, Sequence[dict[str, Any]]],
-    numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]],
-) -> Comparison:
+def compare(name: str, digests: Mapping[int, Sequence[dict[str, Any]]], numbers_of: NumbersOf) -> Comparison:
     """Compare the digests of a variable across ranks, as computed by ``rank.kernel.digests.digests``.
 
     ``numbers_of`` fetches one part of the variable from ranks, as arrays by rank; None for a part that is not numeric.
@@ -109,9 +103,7 @@ def _difference(path: str, by_rank: Mapping[int, tuple[str, str | None]], ranks:
     return Difference(path=path, groups=tuple((tuple(members), kind) for (kind, _), members in ordered))
 
 
-def _largest(
-    first: Difference, numbers_of: Callable[[str, Sequence[int]], Mapping[int, np.ndarray | None]]
-) -> tuple[str, ...]:
+def _largest(first: Difference, numbers_of: NumbersOf) -> tuple[str, ...]:
     """Return lines on how much the first differing part differs from its value on most ranks."""
     (members, kind), *others = first.groups
     if any(other != kind for _, other in others):

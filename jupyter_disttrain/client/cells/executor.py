@@ -17,10 +17,10 @@ from ...protocol.time_limits import GIVE_UP_SECONDS, SPACE_SECONDS
 from ...sigint import PATIENT_INTERRUPTS, held_interrupts
 from ..recovery.remedies import remedy
 from ..startup.rank_table import check_idle
-from . import variables
 from .cell_run import CellRun, Listener, not_back
 from .events import Died, OutputEnded, Replied
 from .history import CellEntry, MagicEntry, Origin
+from .variables import with_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -220,9 +220,7 @@ class Cells:
 
         def on_reply(message: Message) -> None:
             options = message["metadata"].get(OPTIONS, {})
-            content, buffers = variables.with_value(
-                self._launch.folders.shelf_name, message["content"], message["buffers"]
-            )
+            content, buffers = with_value(self._launch.folders.shelf_name, message["content"], message["buffers"])
             quiet = options.get("quiet", True)
             event = Replied(rank=rank, time_s=time.time(), content=content, buffers=buffers, quiet=quiet)
             entry.group = options.get("group", entry.group)
@@ -268,19 +266,16 @@ class Cells:
         entry.pid_gone.set()
 
     def _on_done(self, run: CellRun) -> None:
-        """Record that a cell has ended on every rank, and remove it from the cell log."""
-        self._note_return(run)
-        self._launch.journal.ended(run.number, {failure.ename for failure in run.state.failures.values()})
-        self._try_cell_log(lambda: self.cell_log.remove(run.number))
-
-    def _note_return(self, run: CellRun) -> None:
-        """Add a note on ranks that ended the cell after the wait for them was given up."""
+        """Record that a cell has ended on every rank, remove it from the cell log, and note a late return of ranks."""
+        # Ranks that ended the cell after the wait for them was given up.
         back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
         run.given_up = set()
         if back:
             has, their = ("has", "its") if len(back) == 1 else ("have", "their")
             number = self._launch.table[back[0]].cell
             self._supervisor.note(f"{label_ranks(back)} {has} ended cell {number} and kept {their} variables")
+        self._launch.journal.ended(run.number, {failure.ename for failure in run.state.failures.values()})
+        self._try_cell_log(lambda: self.cell_log.remove(run.number))
 
     def abandon(self, reason: str) -> None:
         """End the wait for every cell with a :class:`ClusterClosedError`: the ranks can't be reached any more."""

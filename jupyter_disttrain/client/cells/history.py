@@ -86,12 +86,10 @@ class Journal:
         with self._lock:
             self._entries.append(entry)
 
-    def ended(self, number: int, errors: Iterable[str]) -> None:
+    def ended(self, number: int, errors: set[str]) -> None:
         """Record the end of a cell, with the names of its errors."""
-        names = set(errors)
         with self._lock:
-            # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
-            self._endings[number] = "KeyboardInterrupt" if names == {"KeyboardInterrupt"} else ", ".join(sorted(names))
+            self._endings[number] = ", ".join(sorted(errors))
 
     def pushed(self, names: Iterable[str], ranks: Sequence[int], pickled: bytes, buffers: Sequence[Any]) -> None:
         """Record pushed variables, with their values as they were sent if these are small."""
@@ -114,22 +112,19 @@ class Journal:
             return list(self._entries), dict(self._endings)
 
 
-def last_of_each(entries: Iterable[Entry]) -> list[Entry]:
+def last_of_each(entries: Sequence[Entry]) -> list[Entry]:
     """Keep only the last run of each notebook cell, at the place of its first run: entries between may use it."""
-    found = list(entries)
-    last = {entry.cell_id: entry for entry in found if isinstance(entry, CellEntry)}
+    last = {entry.cell_id: entry for entry in entries if isinstance(entry, CellEntry)}
     kept: list[Entry] = []
-    seen: set[str] = set()
-    for entry in found:
-        if isinstance(entry, CellEntry) and entry.cell_id:
-            if entry.cell_id not in seen:
-                kept.append(last[entry.cell_id])
-            seen.add(entry.cell_id)
-        else:
+    for entry in entries:
+        if not isinstance(entry, CellEntry) or not entry.cell_id:
             kept.append(entry)
+        elif entry.cell_id in last:
+            kept.append(last.pop(entry.cell_id))
     return kept
 
 
 def is_whole(entry: CellEntry, endings: dict[int, str]) -> bool:
     """Whether a script can repeat a cell: it ended without an error, or the user interrupted it."""
+    # The script runs an interrupted cell to its end. Another error in it is why the user interrupted it.
     return endings.get(entry.number, "it still runs") in ("", "KeyboardInterrupt")

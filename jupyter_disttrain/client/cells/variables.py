@@ -122,11 +122,8 @@ def _taken(launch: Launch, rank: int, reply: Message) -> list[Any]:
 
 def from_shared_memory(folder: str | None, note: Message | None, buffers: Sequence[Any]) -> list[Any]:
     """Return a reply's buffers; mapping its shared-memory file at once ensures that the file is removed."""
-    if note is None:
-        return list(buffers)
-    first, *rest = buffers
     try:
-        return [first, *fetch(folder, note, rest)]
+        return [*buffers[:1], *fetch(folder, note, buffers[1:])]
     finally:
         drop(folder, note)
 

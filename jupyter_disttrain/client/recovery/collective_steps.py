@@ -76,8 +76,7 @@ class Steps:
                 self._unjudged |= self._running
             under_way = dict(self._count_under_way(rank))
             if judged:
-                before = self._under_way
-                return bool(self._uneven()) or any(before.get(pair, 0) != under_way[pair] for pair in under_way)
+                return bool(self._uneven()) or any(self._under_way.get(pair, 0) != n for pair, n in under_way.items())
             self._under_way |= under_way
             return False
 

@@ -66,12 +66,10 @@ class HangReport:
     @property
     def waits_s(self) -> float | None:
         """How long the rank, or its program, has been waiting, in seconds; None if it is not waiting."""
-        if self.reply is None or self.reply["cell"] is None:
-            return None
-        collective = self.reply["collective"]
-        if collective is not None:
-            return float(collective["waits_s"])
-        if self.reply["call"] is None and not self.reply.get("outside"):
+        if self.collective is not None:
+            return float(self.collective["waits_s"])
+        reply = self.reply
+        if reply is None or reply["cell"] is None or (reply["call"] is None and not reply.get("outside")):
             return None
         # E.g. in init_process_group, which the recorder does not record, or in a program that holds the GIL.
         return self.answered_at - self.still_since
@@ -93,9 +91,7 @@ def _place(reply: Mapping[str, Any]) -> tuple[Any, ...]:
     return cell.get("number"), reply["call"], reply.get("values"), reply["stack"] and tuple(map(tuple, reply["stack"]))
 
 
-def explain(
-    reports: Mapping[int, HangReport], idle: Iterable[int], ended: Mapping[int, str] | None = None
-) -> list[str]:
+def explain(reports: Mapping[int, HangReport], idle: Iterable[int], ended: Mapping[int, str]) -> list[str]:
     """Return lines on where ranks wait and which are missing; ranks in the same state share a line.
 
     The ranks of ``reports`` run a cell, those of ``idle`` run none. ``ended`` has those of ``idle`` that have ended the
@@ -105,7 +101,7 @@ def explain(
     for rank, report in sorted(reports.items()):
         groups.setdefault(_doing(report), []).append(rank)
     for rank in idle:
-        groups.setdefault(_done(rank, ended or {}) if reports else "idle", []).append(rank)
+        groups.setdefault(_done(rank, ended) if reports else "idle", []).append(rank)
     lines = [f"{label_ranks(ranks)}: {what}" for what, ranks in groups.items()]
     collectives = [report.collective for report in reports.values()]
     if len(lines) == 1 and collectives and collectives[0] is not None and collectives[0]["name"] in _WITH_ROOT:
@@ -158,14 +154,9 @@ def _doing(report: HangReport) -> str:
         return _shown_by(report.vitals)  # its thread for requests is busy, e.g. it releases the process group
     if reply is None or reply["cell"] is None:
         return "between cells"
-    if report.collective is not None:
-        return f"waits in {_name(report.collective)}{_at(reply)}"
-    if reply["call"] is not None:
-        return f"waits in {reply['call']}{_at(reply)}"
-    return _in_code(report, reply)
-
-
-def _in_code(report: HangReport, reply: Mapping[str, Any]) -> str:
+    waits_in = reply["call"] if report.collective is None else _name(report.collective)
+    if waits_in is not None:
+        return f"waits in {waits_in}{_at(reply)}"
     if reply.get("outside"):
         return f"{report.program} holds the GIL{_at_outside(reply['outside'])}"
     return f"in Python code{_at(reply)}" if reply["stack"] or not report.program else f"waits for {report.program}"
@@ -181,10 +172,10 @@ def _done(rank: int, ended: Mapping[int, str]) -> str:
 def _from_outside(report: HangReport) -> str:
     """Return where a rank is that does not reply: in C code that holds the GIL, or unknown if it is stopped."""
     frames = _FRAME.findall(report.outside)
-    own = [(line, name) for path, line, name in frames if _CELL in path]
+    own = [line for path, line, _name in frames if _CELL in path]
     if own:
         inner = f" (in {frames[0][2]})" if _CELL not in frames[0][0] else ""
-        return f", in code that holds the GIL, at line {own[0][0]}{inner}"
+        return f", in code that holds the GIL, at line {own[0]}{inner}"
     return f", last seen{_at(report.reply)}" if report.reply is not None and report.reply["line"] else ""
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .heartbeat import HostHeartbeat
 
 MOST_LOAD = 3.0  # load per core up to which the time limit grows
-REMEDY = "start a new MPI job with %dist_reset"
 
 
 class RankReplacer:
@@ -111,7 +110,7 @@ class RankReplacer:
         state = self._state
         if not state.mpi_lost:
             state.mpi_lost = why
-            state.on_note(f"comm is lost: {why}; use dist, or {REMEDY}")
+            state.on_note(f"comm is lost: {why}; use dist, or start a new MPI job with %dist_reset")
 
     def _start_one(self, rank: int, host: str) -> tuple[RankHello, NannyHello]:
         """Start a process for one rank: within the MPI job if MPI can be repaired, else beside it."""

@@ -157,14 +157,13 @@ class StackCollector:
     def _on_reply(self, rank: int, done: Future[Message]) -> None:
         if done.exception() is not None:
             return  # the cluster was closed
-        content: dict[str, Any] | None = done.result()["content"]
-        assert content is not None
-        if content["status"] != "ok":
+        content: dict[str, Any] = done.result()["content"]
+        is_ok = content["status"] == "ok"
+        if not is_ok:
             log.warning("rank %d could not report its state: %s", rank, content)
-            content = None
         with self._changed:
-            report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content)
-            in_mpi = content is not None and bool(content.get("mpi"))
+            report = self.reports[rank] = self.reports[rank].answered(time.monotonic(), content if is_ok else None)
+            in_mpi = is_ok and bool(content.get("mpi"))
             self._state.on_inspected(
                 rank, report.asked_at, report.waits_s, in_program=bool(report.program), in_mpi=in_mpi
             )

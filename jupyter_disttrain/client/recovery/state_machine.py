@@ -102,7 +102,6 @@ class Member:
     deaths: int = 0
     failed_starts: int = 0  # failed starts of a new process
     waits_s: float | None = None  # seconds in the current collective; None: in none, or unknown
-    in_program: bool = False  # waits for a child process, which may wait for other ranks' child processes
     in_mpi: bool = False  # was last seen in an MPI call
 
 
@@ -158,7 +157,7 @@ class Recovery:
         """Remove the rank from its cell, and the cell once no rank runs it."""
         member = self.members[rank]
         number, member.cell = member.cell, None
-        member.waits_s, member.in_program, member.in_mpi = None, False, False
+        member.waits_s, member.in_mpi = None, False
         if number is not None:
             self._cells[number].count -= 1
             if not self._cells[number].count:
@@ -206,7 +205,10 @@ class Recovery:
     def on_inspected(
         self, rank: int, now: float, waits_s: float | None, *, in_program: bool = False, in_mpi: bool = False
     ) -> None:
-        """Record what a rank was doing; ``now`` is the time of the request, not of the reply."""
+        """Record what a rank was doing; ``now`` is the time of the request, not of the reply.
+
+        ``in_program``: it waits for a child process, which may wait for other ranks' child processes.
+        """
         member = self.members[rank]
         cell = self._cell_of(member)
         if cell is not None and in_program and now >= cell.began_at:
@@ -215,7 +217,7 @@ class Recovery:
             if member.waits_s is None and waits_s is not None and self.is_calm:
                 # Soon see which collective the other ranks call.
                 self._next_check = min(self._next_check, now + RECOVERY_MEET_SECONDS)
-            member.waits_s, member.in_program, member.in_mpi = waits_s, in_program, in_mpi
+            member.waits_s, member.in_mpi = waits_s, in_mpi
 
     def on_asked(self, rank: int) -> None:
         """Record that the user wants a new process for a rank; the old one now ends and failure counts are reset."""
@@ -396,8 +398,7 @@ class Recovery:
         pressed = cell.forced and (first or now - (cell.released_at or 0.0) >= RECOVERY_CHECK_SECONDS)
         if pressed and now - cell.pressed_at < BLIND_SECONDS:
             return True
-        members = [member for member in self.members if member.cell == number]
-        waits = [member.waits_s for member in members if member.waits_s is not None]
+        waits = [member.waits_s for member in self.members if member.cell == number and member.waits_s is not None]
         if not waits:
             return False
         if not first:

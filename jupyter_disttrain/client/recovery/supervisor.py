@@ -282,10 +282,8 @@ class Supervisor:
                 future.add_done_callback(functools.partial(self._on_released, entry.info))
 
     def _on_released(self, info: RankInfo, done: Future[Message]) -> None:
-        content = {"status": "ok"} if done.exception() is not None else done.result()["content"]
-        if content["status"] != "ok":
-            why = f"{content['ename']}: {content['evalue']}"
-            rank = info.rank
+        if done.exception() is None and (content := done.result()["content"])["status"] != "ok":
+            rank, why = info.rank, f"{content['ename']}: {content['evalue']}"
             self.note(f"rank {rank} on {info.host} could not be released: {why}; {self._launch.stuck_remedy([rank])}")
 
     def _help(self, work: Callable[..., None], *args: Any) -> None:

@@ -109,7 +109,7 @@ class ClusterState:
             mpi_heals=self.mpi_heals,
             mpi_lost=self.mpi_lost,
             table=[
-                {name: getattr(entry, name) for name in kept} | {"info": entry.info.as_dict()} for entry in self.table
+                {name: getattr(entry, name) for name in kept} | {"info": asdict(entry.info)} for entry in self.table
             ],
             births=self.processes.births,
         )

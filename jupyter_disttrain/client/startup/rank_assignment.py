@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
@@ -70,7 +70,7 @@ class RankAssignment:
         """Send a rank its identity and settings."""
         state = self._state
         request = Identify(
-            info=entry.info.as_dict(),
+            info=asdict(entry.info),
             environment=session_environment(entry.info, state.folders.cluster_id),
             defaults=library_defaults(entry.info),
             log_path=str(state.folders.rank_log(entry.info.rank)),

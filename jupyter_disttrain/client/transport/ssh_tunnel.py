@@ -30,7 +30,7 @@ from ...errors import LaunchError, UsageError
 from ...launchers.folders import make_local
 from ...launchers.ssh import SSH_OPTIONS
 from ...private_files import write_private
-from ...protocol.connection_file import JobFile, parse_job_file
+from ...protocol.connection_file import JobFile
 from ...protocol.messages import channel_url
 from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import (
@@ -143,7 +143,7 @@ class Tunnel:
             ) from error
         if done.returncode == 0:
             # A login shell's output comes first; the file is one line.
-            return parse_job_file(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
+            return JobFile.parse(done.stdout.strip().rpartition("\n")[2], f"{self.host}:{self.file}")
         message = " ".join(done.stderr.split())[-300:] or f"it ended with code {done.returncode}"
         if done.returncode == 255:  # noqa: PLR2004  (ssh's own)
             raise LaunchError(f"ssh to {self.host} failed: {message}; try: {self._by_hand('true')}")

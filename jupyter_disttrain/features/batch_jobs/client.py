@@ -26,7 +26,7 @@ from ...errors import LaunchError, UsageError
 from ...launchers.folders import Folders
 from ...launchers.placement import Placement
 from ...private_files import read_own
-from ...protocol.connection_file import JobFile, can_end_calls, check_beside, parse_job_file
+from ...protocol.connection_file import JobFile, can_end_calls, check_beside
 from ...protocol.ranks import counted
 from ...protocol.shared_memory import NOTEBOOK
 from ...protocol.time_limits import JOB_MEET_SECONDS
@@ -67,7 +67,7 @@ def find(which: str, ssh: str) -> JobFile | ClusterFile:
 
 def _read(path: Path) -> JobFile:
     try:
-        job_file = parse_job_file(read_own(path), str(path))
+        job_file = JobFile.parse(read_own(path), str(path))
     except FileNotFoundError:
         raise UsageError(
             f"there is no {path}: the job has not started, has ended, or wrote its file elsewhere; rank 0 prints the "

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import PCI_ORDER
 from ...errors import LaunchError, UsageError
-from ...private_files import check_private, read_own
+from ...private_files import read_own
 from ...process_table import wait_for_end
 from ...protocol.connection_file import JobFile, JobTrace, check_beside, package_version, remove_own
 from ...protocol.controller_args import RANK_ENDED, choose_ports, controller_arguments
@@ -51,12 +51,13 @@ from ...protocol.shared_memory import PREFIX, ROOT
 from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS
 from ...rank.startup.connection import CHANNELS, Connection
 from ...rank.startup.host_dir import make_private
-from ...rank.startup.startup_args import INTERFACE_VARIABLES, JoinArgs
+from ...rank.startup.startup_args import INTERFACE_VARIABLES
 from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
 
 if TYPE_CHECKING:
-    from ...rank.nannies import Nannies
+    from ...rank.nannies import OwnNannies
     from ...rank.startup.startup_args import Setup
+    from ...rank.warm.start import Forks
 
 PORTS = 8  # number of the controller's ports for ranks, and of those for clients
 MPI_ENDS = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
@@ -77,7 +78,7 @@ class ControllerGuard:
         wait_for_end(launcher)
         self._controller.terminate()  # the nannies of all hosts see its end, and end their ranks
 
-    def stay(self, nannies: Nannies) -> None:
+    def stay(self, nannies: OwnNannies | Forks) -> None:
         """Wait for this host's rank 0 and then for the controller, which exits once no rank is left."""
 
         def pass_on(number: int, _frame: Any) -> None:
@@ -103,15 +104,14 @@ def join(setup: Setup) -> ControllerGuard | None:
     Returns the guard in the first process. If this fails, the message of SystemExit gives the host, the reason and the
     remedy.
     """
-    assert setup.join is not None
-    path = Path(setup.join.file).absolute()
+    path = Path(setup.join).absolute()
     guard = None
     try:
         launched = Launched.read()
         if launched.rank == 0:
-            guard, job_file = _begin(launched, path, setup.join)
+            guard, job_file = _begin(launched, path, setup)
         else:
-            job_file = _wait_for(launched, path, setup.join.timeout_s)
+            job_file = _wait_for(launched, path, setup.join_timeout_s)
     except (LaunchError, UsageError) as error:
         raise SystemExit(str(error)) from error
     os.environ.update(_environment(launched, job_file))
@@ -121,7 +121,7 @@ def join(setup: Setup) -> ControllerGuard | None:
 # The first process
 
 
-def _begin(launched: Launched, path: Path, wanted: JoinArgs) -> tuple[ControllerGuard, JobFile]:
+def _begin(launched: Launched, path: Path, wanted: Setup) -> tuple[ControllerGuard, JobFile]:
     """Start the controller and write the file."""
     _check_free(path)
     address = own_address(wanted.interface)
@@ -174,8 +174,7 @@ def _make_folders(path: Path, profile: Path, run: Path, local: Path) -> None:
             folder.mkdir(mode=0o700)  # without exist_ok: another user may have made an existing one
         with contextlib.suppress(FileExistsError):  # of another job that was started in the same second
             run.mkdir(mode=0o700)
-        keeps_modes = not profile.stat().st_mode & 0o077  # some network shares report the same mode for all files
-        check_private(run, 0o077 if keeps_modes else 0)
+        check_beside(run, profile)
         check_locks(profile)
         make_private(local)
     except OSError as error:
@@ -216,7 +215,7 @@ def _check_free(path: Path) -> None:
                 f"{path} on {socket.gethostname()} was not written by a job, and would be overwritten; name another "
                 "file with --join, or remove that one"
             ) from error
-        if there.is_refused():
+        if there.answer() == "refused":
             return
         if time.monotonic() > deadline:
             raise UsageError(
@@ -285,7 +284,7 @@ def _wait_for(launched: Launched, path: Path, timeout_s: float) -> JobFile:
     while True:
         with contextlib.suppress(ValueError):  # another version has written it, or it is being written
             there = JobFile.parse(_text(path))
-            if there.job == launched.job and not there.is_refused():
+            if there.job == launched.job and there.answer() != "refused":
                 break
         if time.monotonic() > deadline:
             who = f"rank {launched.rank} on {socket.gethostname()}"

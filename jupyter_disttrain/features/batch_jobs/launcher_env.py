@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ...config.hosts import is_local
 from ...errors import LaunchError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Launched:
             if not (environment.get(rank) and environment.get(size) and environment.get(local)):
                 continue
             job = [environment.get(name, "") for name in _JOBS[launcher]]
-            if launcher == "torchrun" and _is_loopback(environment.get("MASTER_ADDR", "")):
+            if launcher == "torchrun" and is_local(environment.get("MASTER_ADDR", "")):
                 job.append(socket.gethostname())
             return cls(
                 launcher=launcher,
@@ -118,7 +119,7 @@ def own_address(interface: str, environment: Mapping[str, str] = os.environ) -> 
     routed = _source_towards(_SOMEWHERE)
     if routed:
         return routed
-    others = [address for address in own if not _is_loopback(address)]
+    others = [address for address in own if not is_local(address)]
     if len(others) > 1:
         raise LaunchError(
             f"{socket.gethostname()} has {', '.join(others)} and no default route; choose with --interface the one "
@@ -178,10 +179,3 @@ def _resolved(host: str) -> str:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return ""
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -6,7 +6,6 @@ Does not cover: their implementation (``features.checkpoints.rank``).
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +68,9 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise UsageError(f"at least one version has to be kept, not {keep}")
         launch = self._session.launch
-        arguments = (
-            f"{_absolute(path)!r}, {list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
-        )
         self._writes_beside = self._writes_beside or (beside and launch.config.backend != "none")
-        return self._run(f"save({arguments}, tag={uuid.uuid4().hex[:8]!r})", options)
+        arguments = f"{list(names)!r}, beside={beside}, keep={keep}, session={launch.folders.run.name!r}"
+        return self._run(f"save({_absolute(path)!r}, {arguments})", options)
 
     def finish(self, **options: Any) -> str:
         """Wait until versions that are written in the background are on disk, before ranks are ended.

@@ -49,9 +49,10 @@ class Checkpoints:
     def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
         self._namespace = namespace
         self._beside = Beside()
+        self.wait = self._beside.wait
 
-    def save(self, path: str, names: Sequence[str], *, beside: bool, keep: int | None, session: str, tag: str) -> None:
-        """Save variables as the next version, on all ranks; ``session`` and ``tag`` identify this save."""
+    def save(self, path: str, names: Sequence[str], *, beside: bool, keep: int | None, session: str) -> None:
+        """Save variables as the next version of a session, on all ranks."""
         self.wait()
         began = time.monotonic()
         rank, there = dist.get_rank(), self._namespace()
@@ -59,7 +60,7 @@ class Checkpoints:
         own = {name: _pickled(name, there[name], kind) for name, kind in kinds.items() if kind in (STATE, VALUE)}
         own[RANDOM] = _pickled(RANDOM, _random_states(), VALUE)
         state = {**self._states(kinds, self._models(kinds, names)), OWN: {str(rank): own}}
-        folder = Path(_from_rank_0(lambda: begin(Path(path), session, tag), Path(path)))
+        folder = Path(_from_rank_0(lambda: begin(Path(path), session), Path(path)))
         if not folder.exists():
             raise CheckpointError(
                 f"{path} is not shared by all hosts: rank {rank} can't see what rank 0 created there; "
@@ -81,10 +82,6 @@ class Checkpoints:
         except CheckpointException as error:
             raise CheckpointError(f"the checkpoint can't be saved: {reason_of(error, folder)}") from None
         _from_rank_0(complete, folder)
-
-    def wait(self) -> None:
-        """Wait until the last version that is written in the background is complete; called on all ranks."""
-        self._beside.wait()
 
     def load(self, path: str, names: Sequence[str], *, trust_owner: bool = False) -> None:
         """Load variables from a version, or from the latest in a folder; called on all ranks.
@@ -143,7 +140,9 @@ class Checkpoints:
             elif isinstance(value, torch.nn.Module) and value.state_dict():
                 kinds[name] = MODEL
             else:
-                kinds[name] = STATE if _has_state_dict(value) else VALUE
+                # An object is saved as its state_dict() if it has one, e.g. a scheduler or a scaler.
+                methods = (getattr(value, method, None) for method in ("state_dict", "load_state_dict"))
+                kinds[name] = STATE if all(map(callable, methods)) else VALUE
         return kinds
 
     def _model_of(self, name: str, optimizer: Any, names: Sequence[str]) -> Any:
@@ -165,13 +164,10 @@ class Checkpoints:
 
     def _models(self, kinds: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
         """Return for each optimizer that shares its state over ranks the model among ``names`` that it steps."""
-        models = {
-            name: self._model_of(name, self._namespace()[name], names)
-            for name, kind in kinds.items()
-            if kind == OPTIMIZER
-        }
-        for name, model in models.items():
-            if model is None:
+        models = {}
+        for name in (name for name, kind in kinds.items() if kind == OPTIMIZER):
+            models[name] = self._model_of(name, self._namespace()[name], names)
+            if models[name] is None:
                 raise CheckpointError(
                     f"no variable of the checkpoint is the model whose parameters {name} steps; create both first"
                 )
@@ -237,11 +233,6 @@ class _OwnFiles(FileSystem):
             ) from None
         with os.fdopen(descriptor, mode) as file:
             yield file
-
-
-def _has_state_dict(value: Any) -> bool:
-    """Whether an object is saved as its ``state_dict()``, e.g. a scheduler or a scaler."""
-    return callable(getattr(value, "load_state_dict", None)) and callable(getattr(value, "state_dict", None))
 
 
 def _pickled(name: str, value: Any, kind: str) -> bytes:

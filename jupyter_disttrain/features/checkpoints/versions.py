@@ -72,18 +72,15 @@ def _usage(folder: Path) -> str:
     return f"{there} on {socket.gethostname()}, {usage.free / mebi:.1f} of {usage.total / mebi:.1f} MiB free"
 
 
-def begin(root: Path, session: str, tag: str) -> Path:
-    """Make the folder into which a session writes its next version; remove what is left of its earlier ones.
-
-    ``tag`` identifies this version within the session: eight hexadecimal digits.
-    """
+def begin(root: Path, session: str) -> Path:
+    """Make the folder into which a session writes its next version; remove what is left of its earlier ones."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{SAVING}*"):
         with suppress(FileNotFoundError):  # another session has just finished its version
             is_own = left.name.startswith(f"{SAVING}{session}.")
             if _LEFT.fullmatch(left.name) and (is_own or time.time() - left.stat().st_mtime > LEFT_SECONDS):
                 shutil.rmtree(left, ignore_errors=True)  # leftovers are harmless
-    folder = root / f"{SAVING}{session}.{tag}"
+    folder = root / f"{SAVING}{session}.{os.urandom(4).hex()}"
     folder.mkdir()
     return folder
 

@@ -17,10 +17,9 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
+from ...source_imports import imported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ...client.cells.history import CellEntry
 
 
@@ -83,7 +82,7 @@ def read_cell(ran: CellEntry) -> Cell:
         sets=sets,
         future=tuple(alias.name for node in future for alias in node.names),
         makes_group="init_process_group" in calls,
-        imports=frozenset(_imported(tree)),
+        imports=frozenset(name.partition(".")[0] for name in imported(source, "")),
     )
 
 
@@ -131,14 +130,6 @@ def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
 
 def _last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
 
 
 def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -57,7 +57,7 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
     launch
         One of :data:`LAUNCHES`.
     notes
-        Remarks found so far.
+        Remarks for the user.
 
     Raises
     ------
@@ -68,33 +68,28 @@ def export(path: Path, entries: Sequence[Entry], frame: Frame, launch: str, note
         raise UsageError(f"a script can't be launched by {launch!r}; choose one of {', '.join(LAUNCHES)}")
     name, content = launch_file(path.name, frame, launch)
     beside = path.with_name(name)
-    _check(path, beside, entries)
+    if beside == path:
+        raise UsageError(f"{path.name} is the name of the file that launches the script; choose e.g. {path.stem}.py")
+    for file in (path, beside):
+        _check_own(file)
     cells = {entry.number: read_cell(entry) for entry in entries if isinstance(entry, CellEntry)}
-    notes = [
-        *notes,
-        *dict.fromkeys(
-            f"{entry.magic} is not in the script: write it in Python"
-            for entry in entries
-            if isinstance(entry, MagicEntry)
-        ),
-    ]
+    if not cells:
+        raise UsageError("no cell has succeeded on the ranks yet, so there is nothing to export")
     body = _Body(entries, cells, frame.world_size)
-    values = path.with_name(f"{path.stem}_values.pkl")
-    if body.saved:
+    values = path.with_name(f"{path.stem}_values.pkl") if body.saved else None
+    if values is not None:
         _check_own(values)
-    named = values.name if body.saved else ""
+    named = "" if values is None else values.name
     text = frame.script(body.parts, list(cells.values()), launch, named, copies=body.copies)
     _check_python(text, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if body.saved:
+    if values is not None:
         values.write_bytes(pickle.dumps({"about": f"What {path.name} reads; {MARK}.", "values": body.saved}))
     path.write_text(text)
     beside.write_text(content)
     beside.chmod(0o755)
     command = f"sbatch {name}" if launch == "slurm" else f"./{name}"
-    return Exported(
-        script=path, launch=beside, values=values if body.saved else None, notes=tuple(notes), command=command
-    )
+    return Exported(script=path, launch=beside, values=values, notes=tuple(notes), command=command)
 
 
 class _Body:
@@ -142,17 +137,8 @@ class _Body:
         self.parts.append("\n".join([head, *lines]))
 
 
-def _check(path: Path, beside: Path, entries: Iterable[Entry]) -> None:
-    """Raise an error if nothing can be exported, or if a file of the user would be overwritten."""
-    if beside == path:
-        raise UsageError(f"{path.name} is the name of the file that launches the script; choose e.g. {path.stem}.py")
-    for file in (path, beside):
-        _check_own(file)
-    if not any(isinstance(entry, CellEntry) for entry in entries):
-        raise UsageError("no cell has succeeded on the ranks yet, so there is nothing to export")
-
-
 def _check_own(file: Path) -> None:
+    """Raise an error if a file of the user would be overwritten."""
     if os.path.lexists(file) and not (file.is_file() and MARK.encode() in file.read_bytes()[:MARKED_BYTES]):
         raise UsageError(f"{file} exists and was not written by %dist_export; choose another name")
 
@@ -180,14 +166,14 @@ def frame_of(launch: Launch) -> Frame:
 
 
 def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[int, str]) -> list[str]:
-    """Describe cells that are not in the script, or not as they ran."""
+    """Describe cells and magics that are not in the script, or not as they ran."""
     cells = [entry for entry in done if isinstance(entry, CellEntry)]
     written = {entry.number for entry in entries if isinstance(entry, CellEntry)}
     failed = [entry for entry in cells if not is_whole(entry, endings)]
     earlier = [entry for entry in cells if entry.number not in written and is_whole(entry, endings)]
     interrupted = [entry for entry in cells if entry.number in written and endings[entry.number]]
-    return [
-        f"{_prompts(which)} {remark}"
+    remarks = [
+        f"cells {' '.join(f'[{cell.execution_count}]' for cell in which)} {remark}"
         for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
@@ -195,10 +181,8 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         )
         if which
     ]
-
-
-def _prompts(cells: Iterable[CellEntry]) -> str:
-    return "cells " + " ".join(f"[{cell.execution_count}]" for cell in cells)
+    magics = dict.fromkeys(entry.magic for entry in entries if isinstance(entry, MagicEntry))
+    return remarks + [f"{magic} is not in the script: write it in Python" for magic in magics]
 
 
 def _check_portable(name: str, value: Any) -> None:

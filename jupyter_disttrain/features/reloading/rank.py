@@ -1,7 +1,7 @@
 """Update the user's own modules on this rank, for ``%dist_sync_code``.
 
-Covers: which modules were edited since their import, writing files from the notebook's machine, reloading in the order
-of imports.
+Covers: which modules are the user's own and which of them were edited since their import, writing files from the
+notebook's machine, reloading in the order of imports.
 Does not cover: which files are sent (``features.reloading.client``), scripts, which import such modules again
 (``features.scripts.programs``).
 
@@ -26,16 +26,23 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from ...rank.interrupts.deferral import INSTALLED, PACKAGE, STANDARD_LIBRARY
 from ...rank.kernel.tracebacks import is_of_user
 from ...rank.process_group.object_replacement import thaw
 from ...source_imports import imported
-from .own_modules import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import ModuleType
 
 _SEEN = "_disttrain_seen"  # attribute of a module's loader: mtime and size of the file that it has read
+_at_start: frozenset[str] = frozenset(sys.modules)  # the rank's own imports
+
+
+def note_modules() -> None:
+    """Record the imported modules as the rank's own: they stay, whichever folder they are in."""
+    global _at_start  # noqa: PLW0603  (a process is one rank)
+    _at_start = frozenset(sys.modules)
 
 
 def note_files() -> None:
@@ -119,22 +126,21 @@ class LocalModules:
     def _is_elsewhere(self, folder: str, path: Path) -> bool:
         return not path.resolve().is_relative_to(self._base(folder).resolve())
 
-    def reload(self, variables: dict[str, Any]) -> dict[str, Any]:
+    def reload(self, variables: dict[str, Any]) -> dict[str, list[str]]:
         """Reload the edited modules; ``variables`` of cells that hold their classes get the new ones.
 
-        Returns names of modules (``reloaded``), location and reason by name (``failed``), and classes whose objects
-        keep the old code (``kept``). A module that imports one that failed is reloaded nevertheless.
+        Returns names of modules (``reloaded``), locations and reasons (``failed``), and classes whose objects keep the
+        old code (``kept``). A module that imports one that failed is reloaded nevertheless.
         """
-        edited = [name for name in _own() if _is_edited(name)]
-        reloaded, failed, kept = [], {}, []
-        for name in _in_order(edited):
+        found: dict[str, list[str]] = {"reloaded": [], "failed": [], "kept": []}
+        for name in _in_order([name for name in _own() if _is_edited(name)]):
             try:
-                kept += _reload(sys.modules[name], self._old_objects, variables)
+                found["kept"] += _reload(sys.modules[name], self._old_objects, variables)
             except Exception as error:  # noqa: BLE001  (the module's own code may raise anything)
-                failed[name] = _reason(error, name)
+                found["failed"].append(_reason(error, name))
             else:
-                reloaded.append(name)
-        return {"reloaded": reloaded, "failed": failed, "kept": kept}
+                found["reloaded"].append(name)
+        return found
 
 
 def _reload(module: ModuleType, old_objects: dict[Any, Any], variables: dict[str, Any]) -> list[str]:
@@ -206,11 +212,16 @@ def _rebind(before: Mapping[str, Any], module: ModuleType, namespaces: Iterable[
 
 
 def _own() -> dict[str, ModuleType]:
-    return {
-        name: module
-        for name, module in list(sys.modules.items())
-        if is_own(name, module) and str(module.__file__).endswith(".py") and name != "__main__"
-    }
+    """Return the imported modules that are the user's own, wherever they are, and can be imported again."""
+    own: dict[str, ModuleType] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in _at_start or name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        # Other files are e.g. of C code, which can't be imported again.
+        if file.endswith(".py") and not (INSTALLED.search(file) or file.startswith((STANDARD_LIBRARY, PACKAGE))):
+            own[name] = module
+    return own
 
 
 def _is_edited(name: str) -> bool:

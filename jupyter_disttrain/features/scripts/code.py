@@ -31,11 +31,6 @@ class Code:
     folder: str  # first of sys.path
     spec: ModuleSpec | None
 
-    @property
-    def name(self) -> str:
-        """The file's name, without its folder."""
-        return Path(self.code.co_filename).name
-
     def names(self) -> dict[str, object]:
         """Return the variables of ``__main__`` that describe the program."""
         found: dict[str, object] = {"__file__": self.code.co_filename, "__spec__": self.spec, "__cached__": None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...rank.output import user_code
@@ -43,7 +44,7 @@ def run_in_session(
         except SystemExit as end:
             if end.code not in (None, 0):
                 how = f"exited with code {end.code}" if isinstance(end.code, int) else f"exited: {end.code}"
-                raise ScriptExit(f"{found.name} {how}") from end
+                raise ScriptExit(f"{Path(found.code.co_filename).name} {how}") from end
         finally:
             for name in found.names():
                 variables.pop(name, None)

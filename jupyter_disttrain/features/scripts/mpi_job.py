@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ClusterClosedError
 from ...launchers.mpi import program_job
@@ -61,7 +61,9 @@ class MpiJob:
 
     def report_end(self, cell: int) -> None:
         """Have the ranks of this cell end their programs, as mpiexec has ended."""
-        because = f"mpiexec {_how(self._process.returncode)}{self._last_lines()}"
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        because = f"mpiexec {how}{self._last_lines()}"
         with suppress(ClusterClosedError):  # it ends its programs itself
             for rank in self._ranks:
                 engine = self._launch.table[rank].engine
@@ -69,14 +71,11 @@ class MpiJob:
 
     def end(self) -> None:
         """End mpiexec, which ends by itself once all its processes have."""
-        for stop in (None, self._process.terminate, self._process.kill):
-            if stop is not None:
-                stop()
-            try:
+        for step in (self._process.poll, self._process.terminate, self._process.kill):
+            step()
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PROGRAMS_GRACE_SECONDS)
                 break
-            except subprocess.TimeoutExpired:
-                continue
         self._output.close()
 
     def _last_lines(self) -> str:
@@ -85,7 +84,3 @@ class MpiJob:
         self._output.seek(0)
         text = self._output.read().decode(errors="replace").strip()
         return f": {' '.join(text.split())[-500:]}" if text else ""
-
-
-def _how(code: Any) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -31,20 +31,17 @@ def needs_mpi(target: str, folder: str, *, is_module: bool) -> bool:
     while waiting:
         file, name = waiting.pop()
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        for each in _imports(file, package):
+        try:
+            names = imported(file.read_bytes(), package)
+        except OSError:  # the ranks report a script that is not there
+            continue
+        for each in names:
             if each.partition(".")[0] in MPI_MODULES:
                 return True
             local = [(path, name) for path, name in _files_of(base, each) if path not in seen]
             seen.update(path for path, _ in local)
             waiting.extend(local)
     return False
-
-
-def _imports(file: Path, package: str) -> set[str]:
-    try:
-        return imported(file.read_bytes(), package)
-    except OSError:  # the ranks report a script that is not there
-        return set()
 
 
 def _files_of(base: Path, name: str) -> Iterator[tuple[Path, str]]:

@@ -21,7 +21,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...features.telemetry.rank import status_page
@@ -63,10 +63,9 @@ def run_program(named: Mapping[str, int]) -> NoReturn:
     sys.exit(code)
 
 
-class _OwnGroups:
-    """What :func:`stacks.where` needs of a session's process group; the program has made all its groups itself."""
-
-    since_ns = 0
+def _groups() -> Any:
+    """Return what telemetry needs of a session's process group: the program has made all its groups itself."""
+    return SimpleNamespace(since_ns=0) if "torch.distributed" in sys.modules else None
 
 
 class Program:
@@ -97,7 +96,8 @@ class Program:
 
     def run(self) -> Any:
         """Run the script; return its exit code, as ``sys.exit`` takes it."""
-        self._hide_notebook()
+        for name in [each for each in sys.modules if each.partition(".")[0] in _OF_NOTEBOOKS]:
+            self._hidden[name] = sys.modules.pop(name)
         for name in (PRELOAD, NO_WARM, WITHOUT_TORCH, "PYTHONSAFEPATH"):  # they are for the start of this process
             os.environ.pop(name, None)
         _open_streams()
@@ -201,9 +201,8 @@ class Program:
                 finally:
                     os.killpg(0, signal.SIGKILL)
                 return
-            session: Any = _OwnGroups() if "torch.distributed" in sys.modules else None
             try:
-                found = where(session, self._calls, self._cell(), request["about"])
+                found = where(_groups(), self._calls, self._cell(), request["about"])
             except Exception as error:  # noqa: BLE001  (it reads the frames of running code, and must outlive that)
                 found = {"failure": f"{type(error).__name__}: {error}"}
             self._send({"where": found})
@@ -211,19 +210,14 @@ class Program:
     def _sample(self) -> None:
         """Start to report this process's activity as the rank's."""
         if self._sampler is None and os.getpid() == self._pid:
-            group: Any = _OwnGroups()
             self._sampler = Sampler(
                 self._cell,
-                lambda: group if "torch.distributed" in sys.modules else None,
+                _groups,
                 self._progress,
                 self._metrics,
                 lambda vitals: status_page.write(self._page, vitals),
                 program=self._pid,
             )
-
-    def _hide_notebook(self) -> None:
-        for name in [each for each in sys.modules if each.partition(".")[0] in _OF_NOTEBOOKS]:
-            self._hidden[name] = sys.modules.pop(name)
 
 
 def _is_plain(hook: Any) -> bool:

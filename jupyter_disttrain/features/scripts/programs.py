@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
 from ...process_table import runs, start_time
@@ -28,9 +28,10 @@ from ...protocol.messages import signal_text
 from ...protocol.time_limits import PROGRAM_WHERE_SECONDS, PROGRAMS_GRACE_SECONDS, PROGRAMS_POLL_SECONDS
 from ...rank.libraries.defaults import without_session_defaults
 from ...rank.nanny.exit_report import StackReader
+from ...rank.nanny.ipc import anonymous_file
 from ...rank.process_group.errors import ReleasedError
 from ...rank.warm import channel
-from ...rank.warm.start import PROGRAM, Forks, Wanted, fork
+from ...rank.warm.start import PROGRAM, Forks, fork
 from ...rank_sessions import family, kill, members
 from .errors import ProgramExit, ProgramFailedError, ProgramInterrupt, ScriptError
 
@@ -56,21 +57,6 @@ class ProgramReleasedError(ScriptError, ReleasedError):
     """A program was ended because another rank's had failed."""
 
 
-class _Process(Protocol):
-    """A process that can be waited for."""
-
-    pid: int
-
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable once it has ended; None if there is none."""
-
-    def poll(self) -> tuple[bool, int | None]:
-        """Return whether it has ended, and its status as from ``os.waitpid``, if known."""
-
-    def close(self) -> None:
-        """Let go of it once it has ended."""
-
-
 class _Forked:
     """A process that the warm process has forked."""
 
@@ -80,9 +66,11 @@ class _Forked:
         self._ended: tuple[bool, int | None] = (False, None)  # kept: it is reported once
 
     def fileno(self) -> int | None:
+        """Return a descriptor that is readable once it has ended; None if there is none."""
         return None if self._forks.is_abandoned else self._forks.fileno()
 
     def poll(self) -> tuple[bool, int | None]:
+        """Return whether it has ended, and its status as from ``os.waitpid``, if known."""
         if not self._ended[0] and (self._forks.is_abandoned or _is_readable(self._forks.fileno())):
             end = self._forks.poll()
             self._ended = (False, None) if end is None else (True, end[1])
@@ -114,13 +102,17 @@ class _Started:
 class _Running:
     """The program that the rank waits for, and the connection to it."""
 
-    def __init__(self, process: _Process, control: socket.socket, content: Mapping[str, Any], files: _Files) -> None:
-        self.process, self.control, self.files = process, control, files
+    def __init__(
+        self, process: _Forked | _Started, control: socket.socket, content: Mapping[str, Any], files: Sequence[int]
+    ) -> None:
+        self.process, self.control = process, control
+        # In memory: faulthandler writes the program's stack there, when it crashes and on request.
+        self.crash_file, self._stack_file = files
         self.name: str = content["target"]
         self._run_id: str = content["run_id"]
         self.started = start_time(process.pid)
         self.message: dict[str, Any] = {}  # its error or exit, as it has reported it
-        self._stack = StackReader(process.pid, files.stack_file)
+        self._stack = StackReader(process.pid, self._stack_file)
         self._replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._owes_reply = False
         self.is_interrupted = False  # it ends by itself, or is killed
@@ -198,7 +190,8 @@ class _Running:
         self._replies.put({})  # a request must not wait for a reply any more
         with self._turns:
             self.control.close()
-            self.files.close()
+            os.close(self.crash_file)
+            os.close(self._stack_file)
 
     def signal(self, number: int) -> None:
         """Send a signal to the program and the processes of its process group."""
@@ -220,25 +213,6 @@ class _Running:
         return family(self.process.pid, self.started)
 
 
-class _Files:
-    """Files in memory to which faulthandler writes the program's stack: when it crashes, and on request."""
-
-    def __init__(self) -> None:
-        self.crash_file = os.memfd_create("disttrain-program") if hasattr(os, "memfd_create") else _unnamed()
-        self.stack_file = os.memfd_create("disttrain-program") if hasattr(os, "memfd_create") else _unnamed()
-
-    def close(self) -> None:
-        os.close(self.crash_file)
-        os.close(self.stack_file)
-
-
-def _unnamed() -> int:
-    import tempfile  # noqa: PLC0415  (for Pythons built for old systems only)
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 class Programs:
     """Runs the programs of this rank, one at a time."""
 
@@ -247,8 +221,7 @@ class Programs:
         self._running: _Running | None = None
         self._cell: int | None = None  # number of the cell that runs a program
         self._ended = (0, "")  # a cell whose program is to end, maybe before it has begun here, and why
-        # Programs that have ended, of which processes may be left: pid, start time.
-        self._ended_programs: list[tuple[int, str, _Process]] = []
+        self._ended_programs: list[_Running] = []  # of which processes may be left
 
     @property
     def doing(self) -> str:
@@ -268,11 +241,7 @@ class Programs:
         return running is not None and running.is_connected and "ready" in running.message
 
     def run(
-        self,
-        content: dict[str, Any],
-        environment: Mapping[str, str],
-        folder: str,
-        mpi: MpiConnection | None = None,
+        self, content: dict[str, Any], environment: Mapping[str, str], folder: str, mpi: MpiConnection | None
     ) -> None:
         """Run a program to its end.
 
@@ -333,11 +302,11 @@ class Programs:
             self._running = None
             self._rank_end.note_program()
             running.end_what_it_started()
-            crash = os.pread(running.files.crash_file, 1 << 16, 0).decode(errors="replace")
+            crash = os.pread(running.crash_file, 1 << 16, 0).decode(errors="replace")
             running.close()
             if running.mpi is not None:
                 running.mpi.end(running.message["code"] << 8 if "code" in running.message else status or 0)
-            self._ended_programs.append((running.process.pid, running.started, running.process))
+            self._ended_programs.append(running)
         _check(running, status, crash)
 
     def _start(self, content: dict[str, Any], environment: Mapping[str, str], folder: str) -> _Running:
@@ -348,14 +317,14 @@ class Programs:
                 f"the notebook's folder {folder} can't be entered on this host: {error.strerror}"
             ) from None
         ours, theirs = socket.socketpair()
-        files = _Files()
-        shared = self._rank_end.for_program() | {"crash": files.crash_file, "stack": files.stack_file}
+        files = [anonymous_file(), anonymous_file()]
+        shared = self._rank_end.for_program() | {"crash": files[0], "stack": files[1]}
         try:
             channel.send(ours, content | {"named": list(shared)}, list(shared.values()))
             process = _fork_or_start(content, environment, folder_fd, folder, theirs)
         except BaseException:  # also an interrupt: nothing else closes them
             ours.close()
-            files.close()
+            channel.close_all(files)
             raise
         finally:
             os.close(folder_fd)
@@ -371,11 +340,10 @@ class Programs:
 
     def _close_ended(self) -> None:
         """Let go of programs of which no process is left."""
-        for entry in list(self._ended_programs):
-            pid, started, process = entry
-            if not any(members(pid, started)):
-                process.close()
-                self._ended_programs.remove(entry)
+        for ended in list(self._ended_programs):
+            if not any(members(ended.process.pid, ended.started)):
+                ended.process.close()
+                self._ended_programs.remove(ended)
 
     def where(self, about: Sequence[Any]) -> dict[str, Any] | None:
         """Return what the program is doing, as ``stacks.where`` does; None if there is none."""
@@ -401,21 +369,19 @@ class Programs:
 
 def _fork_or_start(
     content: Mapping[str, Any], environment: Mapping[str, str], folder_fd: int, folder: str, control: socket.socket
-) -> _Process:
+) -> _Forked | _Started:
     """Have the warm process fork the program; start it in a new process where that is not possible."""
     options = ["-m"] if content["is_module"] else []
     if not environment.get(NO_WARM):
         with suppress(LaunchError):  # reported when the ranks started
             return _Forked(
                 fork(
-                    Wanted(
-                        what=PROGRAM,
-                        environment=environment,
-                        folder=folder_fd,
-                        arguments=[sys.executable, "-u", *options, content["target"], *content["arguments"]],
-                        named={"control": control.fileno()},
-                        numbered={number: number for number in (0, 1, 2)},
-                    )
+                    PROGRAM,
+                    environment=environment,
+                    folder=folder_fd,
+                    arguments=[sys.executable, "-u", *options, content["target"], *content["arguments"]],
+                    named={"control": control.fileno()},
+                    numbered={number: number for number in (0, 1, 2)},
                 )
             )
     command = [sys.executable, "-u", "-m", "jupyter_disttrain.features.scripts.program", str(control.fileno())]

@@ -41,12 +41,11 @@ class Scripts:
         self._place: ReservedPort | None = None  # held for the last program, which binds a port
         self._node_port: ReservedPort | None = None  # held for the last programs of nodes
         self._mpi: MpiConnection | None = None  # for the next program, if it uses MPI
-        self._stores: list[Any] = []  # the store of the last program
+        self._store: Any = None  # of the last program
 
     def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None) -> None:
         """Set this rank's identity."""
-        self._info, self._group = info, group
-        self._identity = identity
+        self._info, self._identity, self._group = info, identity, group
 
     def know(self, address: str, places: Sequence[str], roles: Roles) -> None:
         """Set rank 0's address, and the variables of other frameworks: see ``config.frameworks``."""
@@ -78,8 +77,8 @@ class Scripts:
         if self._group is None or not served:
             self._node_port = ReservedPort(self.master)
             return self._node_port.port
-        self._stores[:] = [self._group.make_store(self.master)]
-        return int(self._stores[0].port)
+        self._store = self._group.make_store(self.master)
+        return int(self._store.port)
 
     def run(
         self,

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ...client.startup.launch import Launch
     from ...client.transport.link import Message
 
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
@@ -293,7 +291,7 @@ class _Copy:
             files=first["files"],
             size_bytes=first["size_bytes"],
             copied_bytes=max(report["copied_bytes"] for report in reports.values()),
-            read_bytes=first["read_bytes"] if self.sender is None else self.sender.read_bytes,
+            read_bytes=first["read_bytes"] if self.sender is None else self.sender.node.read_bytes,
             seconds=max(run.durations_s.values()),
             nodes=len(reports),
             shared={
@@ -305,7 +303,7 @@ class _Copy:
 
 def size_text(size_bytes: float) -> str:
     """Format a size with a suitable unit."""
-    for unit, name in UNITS:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f} {name}"
     return f"{size_bytes:.0f} B"

@@ -47,30 +47,25 @@ class NotebookSource:
         self._socket = launch.folders.local / f"stage-{uuid.uuid4().hex[:8]}"
         try:
             first = chain[0]._replace(url=self._way())
-            self._node = PipelineNode(source, Links(keys, None), None)
+            self.node = PipelineNode(source, Links(keys, None), None)
         except BaseException:  # also after an interrupt, no ssh stays
             self._end_ssh()
             raise
-        self._node.start([self.place, first, *chain[1:]], 0, verify=verify)
+        self.node.start([self.place, first, *chain[1:]], 0, verify=verify)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._node.stop("the notebook was interrupted, or a node has failed")
-        self._node.done.wait(STAGE_SENDER_END_SECONDS)
+        self.node.stop("the notebook was interrupted, or a node has failed")
+        self.node.done.wait(STAGE_SENDER_END_SECONDS)
         self._end_ssh()
 
     @property
     def fault(self) -> str:
         """The error that stopped it; empty if none did."""
-        fault = "" if self._node.fault is None else f"{self.place.host}: {self._node.fault}"
+        fault = "" if self.node.fault is None else f"{self.place.host}: {self.node.fault}"
         return fault.replace(f"ipc://{self._socket}", f"{self._first.url} through ssh to {self._via}")
-
-    @property
-    def read_bytes(self) -> int:
-        """The bytes that were read, once the nodes have ended successfully."""
-        return self._node.read_bytes
 
     def __str__(self) -> str:
         """Describe this machine."""
@@ -116,24 +111,21 @@ class NotebookSource:
             timer.start()
             printed = b""
             try:
-                while not printed.endswith(b"forwards\n"):  # ssh runs the command last; the login may print before it
-                    line = self._forward.stdout.readline()
+                for line in self._forward.stdout:
                     printed += line
-                    if not line:
-                        break
+                    if line.endswith(b"forwards\n"):  # ssh runs the command last; the login may print before it
+                        return f"ipc://{self._socket}"
             finally:
                 timer.cancel()
-            if not line:
-                errors.seek(0)
-                reason = " ".join((errors.read() + printed).decode(errors="replace").split())[-300:]
-                if self._forward.wait() == -signal.SIGKILL:
-                    reason = f"no reply within {FORWARD_SECONDS:g} s {reason}".rstrip()
-                reason = reason or "ssh ended without a message"
-                raise StageError(
-                    f"{self._source} is on {self.place.host} alone, and can't be sent through ssh to {host}: "
-                    f"{reason}; try: {shlex.join([*command, host, 'true'])}"
-                )
-        return f"ipc://{self._socket}"
+            errors.seek(0)
+            reason = " ".join((errors.read() + printed).decode(errors="replace").split())[-300:]
+            if self._forward.wait() == -signal.SIGKILL:
+                reason = f"no reply within {FORWARD_SECONDS:g} s {reason}".rstrip()
+            reason = reason or "ssh ended without a message"
+            raise StageError(
+                f"{self._source} is on {self.place.host} alone, and can't be sent through ssh to {host}: "
+                f"{reason}; try: {shlex.join([*command, host, 'true'])}"
+            )
 
     def _end_ssh(self) -> None:
         if self._forward is not None:

@@ -6,13 +6,14 @@ Does not cover: the copying (``pipeline``), the client's side (``features.stagin
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from ...config.data_urls import is_address
 from ...protocol.time_limits import STAGING_END_SECONDS
 from ...rank.libraries.reserved_ports import own_address
 from .links import Links, Place
 from .pipeline import PipelineNode
-from .source import is_seen
 from .store import Store
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Staging:
         self._node = PipelineNode(request.source, links, store)
         if request.mark == self._ended_mark:  # the client was interrupted
             self._node.stop("it was ended before")
-        return {"place": self._place, "sees": is_seen(request.source)}
+        # An address is checked only when it is read. os.path: a folder that can't be entered is no error.
+        sees = is_address(request.source) or os.path.exists(request.source)  # noqa: PTH110
+        return {"place": self._place, "sees": sees}
 
     def run(self, chain: Sequence[Sequence[Any]], *, verify: bool) -> dict[str, Any]:
         """Copy as one of these nodes, the first of which reads the source; see :meth:`Store.begin` for ``verify``.

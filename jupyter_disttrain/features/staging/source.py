@@ -65,11 +65,6 @@ def source_name(source: str) -> str:
     return "data" if name in ("", ".", "..") else name
 
 
-def is_seen(source: str) -> bool:
-    """Whether this process sees a path; True for an address, which is checked only when it is read."""
-    return is_address(source) or os.path.exists(source)  # noqa: PTH110  (a folder that can't be entered is no error)
-
-
 class Source:
     """A data set that this process can read, at a path or an address such as ``s3://bucket/folder``.
 
@@ -135,7 +130,8 @@ class Source:
                 yield "" if left else digest.hexdigest(), block
 
     def _read(self, file: SourceFile) -> Iterator[memoryview]:
-        path, left = self._path_of(file), file.size_bytes
+        path = f"{self._root.rstrip('/')}/{file.name}" if file.name else self._root
+        left = file.size_bytes
         with _stage_errors(path, "read"), self._open(path) as opened:
             while True:
                 wanted = min(left, self._piece_bytes)
@@ -148,9 +144,6 @@ class Source:
                 yield from (piece[at : at + BLOCK_BYTES] for at in range(0, max(wanted, 1), BLOCK_BYTES))
                 if not left:
                     return
-
-    def _path_of(self, file: SourceFile) -> str:
-        return f"{self._root.rstrip('/')}/{file.name}" if file.name else self._root
 
     def _open(self, path: str) -> Any:
         if self._fs is None:

@@ -122,7 +122,11 @@ class MetricsTable:
     def _add(self, rank: int, cell: int | None, names: tuple[str, ...], matrix: np.ndarray) -> None:
         """Add samples with the same names, (samples, 2 + names): see ``metric_blocks.Block``."""
         values = matrix[:, 2:]
-        self._make_room(values.size)
+        if self._count + values.size > ROWS:
+            kept = self._rows[ROWS // 4 + values.size : self._count].copy()
+            self._gone += self._count - len(kept)
+            self._rows[: len(kept)] = kept
+            self._count = len(kept)
         rows = self._rows[self._count : self._count + values.size].reshape(values.shape)
         steps = matrix[:, 1:2]
         rows["time_s"] = matrix[:, :1]
@@ -140,13 +144,6 @@ class MetricsTable:
             self.add(rank, samples)
             until[rank] = float(samples.blocks[-1].matrix[-1, 0])
         self._read_until = until
-
-    def _make_room(self, count: int) -> None:
-        if self._count + count > ROWS:
-            kept = self._rows[ROWS // 4 + count : self._count].copy()
-            self._gone += self._count - len(kept)
-            self._rows[: len(kept)] = kept
-            self._count = len(kept)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -207,18 +204,14 @@ class MetricsTable:
         rows = rows[rows["name"] == self._names.get(name, -1)]
         if not len(rows):
             raise KeyError(f"no rank has logged {name!r}; logged are: {', '.join(self.names) or 'no metric yet'}")
-        rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
-        return gather(name, rows)
+        return gather(name, rows, cell)
 
     def gather_last(self, count: int) -> list[Gathered]:
         """Return the ``count`` metrics that were logged last, each from the cell that logged it last."""
         _, rows = self.since(0)
         numbers, last = np.unique(rows["name"][::-1], return_index=True)
-        names, found = self.names, []
-        for number in sorted(numbers[np.argsort(last)][:count].tolist()):
-            of_name = rows[rows["name"] == number]
-            found.append(gather(names[number], of_name[of_name["cell"] == of_name["cell"][-1]]))
-        return found
+        names, latest = self.names, sorted(numbers[np.argsort(last)][:count].tolist())
+        return [gather(names[number], rows[rows["name"] == number]) for number in latest]
 
     def to_frame(self) -> pd.DataFrame:
         """Return all values as a pandas frame: time (UTC), cell, step, rank, name, value; needs pandas."""
@@ -268,8 +261,9 @@ class MetricsTable:
                 writer.close()
 
 
-def gather(name: str, rows: np.ndarray) -> Gathered:
-    """Arrange the rows of one metric of one cell by step and rank."""
+def gather(name: str, rows: np.ndarray, cell: int | None = None) -> Gathered:
+    """Arrange the rows of one metric by step and rank: those of one cell, by default of the last that logged it."""
+    rows = rows[rows["cell"] == (rows["cell"][-1] if cell is None else cell)]
     steps = rows["step"].copy()
     for rank in np.unique(rows["rank"]):
         unnumbered = (rows["rank"] == rank) & (steps == NO_STEP)

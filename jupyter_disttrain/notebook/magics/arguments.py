@@ -64,14 +64,8 @@ def magic(
 ) -> Callable[..., Any]:
     """Make a method a magic, which gets the parsed line in place of the line.
 
-    Parameters
-    ----------
-    options
-        Its options. The method's help, which ``%name?`` shows, ends with them.
-    kind
-        IPython's decorator.
-    expands
-        Whether IPython replaces ``{name}`` and ``$name`` in the line by a variable's value.
+    The method's help, which ``%name?`` shows, ends with its ``options``. ``kind`` is IPython's decorator; ``expands``:
+    IPython replaces ``{name}`` and ``$name`` in the line by a variable's value.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,20 +93,23 @@ def magic(
 def parse(name: str, line: str) -> argparse.Namespace:
     """Parse a magic's line.
 
-    Raises
-    ------
-    UsageError
-        If it can't be parsed; the message states what is wrong and where the options are listed.
+    Raises a UsageError if it can't be parsed; the message states what is wrong and where the options are listed.
     """
     try:
         words = shlex.split(_without_comment(line))
     except ValueError as error:
         raise UsageError(f"cannot read {line!r}: {error}") from error
     args, unknown = PARSERS[name].parse_known_args(words)
-    if unknown and name != "dist_init":  # there they may be options of sbatch
-        PARSERS[name].error(f"unrecognized arguments: {' '.join(unknown)}")
+    if name != "dist_init":  # there they may be options of sbatch
+        refuse_unknown(name, unknown)
     args.line, args.unknown = line, unknown
     return args
+
+
+def refuse_unknown(name: str, arguments: list[str]) -> None:
+    """Raise a UsageError for arguments of a magic's line that belong to no option, if there are any."""
+    if arguments:
+        PARSERS[name].error(f"unrecognized arguments: {' '.join(arguments)}")
 
 
 # Text before a comment, as in a shell: a # inside a token or quotes does not start one.
@@ -150,10 +147,7 @@ def parse_gpus(text: str | None) -> tuple[int, ...] | None:
 def hosts_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the hosts that %dist_init names, as the fields of a configuration.
 
-    Raises
-    ------
-    UsageError
-        If they can't be parsed, or are named in two ways.
+    Raises a UsageError if they can't be parsed, or are named in two ways.
     """
     if args.hosts and args.hostfile:
         raise UsageError("hosts are named by --hosts or by --hostfile; leave one out")

@@ -89,7 +89,7 @@ class ClusterMagics(ClusterUsingMagics):
         options: dict[str, Any] = {
             "n": settings.num_ranks or None if args.num_ranks is None else args.num_ranks,
             "launcher": launcher,
-            "slurm": slurm_of(args, launcher, args.unknown),
+            "slurm": slurm_of(args, launcher),
             "backend": args.backend or settings.backend,
             "gpus": parse_gpus(args.gpus),
             "share_gpus": args.share_gpus,

@@ -90,7 +90,10 @@ class Clusters:
         shell = self._shell
         parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
         cell_id = parent.get("metadata", {}).get("cellId") or ""
-        return Origin(execution_count=_prompt(shell), cell_id=str(cell_id))
+        history = shell.history_manager
+        # IPython's own counter is ahead of the number of the current cell since 9.0.
+        count = shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)
+        return Origin(execution_count=count, cell_id=str(cell_id))
 
     def _on_change(self, change: Bunch) -> None:
         running = [cluster for cluster in self.open.values() if not cluster.closed]
@@ -233,9 +236,3 @@ class ClusterUsingMagics(Magics):
     def __init__(self, shell: InteractiveShell, clusters: Clusters) -> None:
         super().__init__(shell=shell)
         self.clusters = clusters
-
-
-def _prompt(shell: InteractiveShell) -> int:
-    """Return the number of the current cell; IPython's own counter is ahead of it since 9.0."""
-    history = shell.history_manager
-    return shell.execution_count if history is None else max(1, len(history.input_hist_parsed) - 1)

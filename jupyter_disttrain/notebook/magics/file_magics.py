@@ -18,7 +18,7 @@ from ...errors import CodeError, UsageError
 from ...features.export.template import LAUNCHES
 from ..views.status_line import StatusLine
 from ..views.status_text import exported_text
-from .arguments import NAME, NOBLOCK, TIMEOUT, WATCH, magic, option, ranks_option
+from .arguments import NAME, NOBLOCK, TIMEOUT, WATCH, Option, magic, option, ranks_option
 from .clusters import ClusterUsingMagics
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from .clusters import Clusters
 
 
+def _how(name: str, how: str, text: str) -> Option:
+    """Return an option that selects how %dist_run starts its processes."""
+    return option(name, dest="how", action="store_const", const=how, default="auto", help=text)
+
+
 @magics_class
 class FileMagics(ClusterUsingMagics):
     """The magics for files."""
@@ -37,34 +42,13 @@ class FileMagics(ClusterUsingMagics):
         option("-m", dest="is_module", action="store_true", help="run a module in place of a script"),
         ranks_option(),
         TIMEOUT,
-        option(
-            "--per-node",
-            dest="how",
-            action="store_const",
-            const="node",
-            default="auto",
-            help="use one process per node, for programs that start their own, e.g. with mp.spawn",
-        ),
-        option(
-            "--mpi",
-            dest="how",
-            action="store_const",
-            const="mpi",
-            help="run it under an mpiexec of its own (default for scripts that import mpi4py or Horovod)",
-        ),
-        option(
-            "--no-mpi",
-            dest="how",
-            action="store_const",
-            const="fresh",
-            help="run it without mpiexec, though it imports mpi4py or Horovod somewhere",
-        ),
-        option(
+        _how("--per-node", "node", "use one process per node, for programs that start their own, e.g. with mp.spawn"),
+        _how("--mpi", "mpi", "run it under an mpiexec of its own (default for scripts that import mpi4py or Horovod)"),
+        _how("--no-mpi", "fresh", "run it without mpiexec, though it imports mpi4py or Horovod somewhere"),
+        _how(
             "--in-session",
-            dest="how",
-            action="store_const",
-            const="session",
-            help="run it with the variables of cells, in the ranks' own processes, as %%run -i does",
+            "session",
+            "run it with the variables of cells, in the ranks' own processes, as %%run -i does",
         ),
         WATCH,
         NOBLOCK,

@@ -22,9 +22,7 @@ _MAY_CALL = re.compile(r"^\s*%(dist_|sync\b)", re.MULTILINE)
 _SECOND = re.compile(r"\s*%%(distributed|rank|local)\b")
 _CALL = re.compile(r"get_ipython\(\)\.run_line_magic\('(dist_\w+|sync)'")  # IPython's transformed form of a magic
 # Cells that stay in the notebook while %dist_mode is on: they control it.
-_STAYS = re.compile(
-    r"^\s*(%%(distributed|rank)\b|%%(rank|distributed)[\[(]|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config)\b)"
-)
+_STAYS = re.compile(r"^\s*(%%(distributed|rank)|%(dist_\w+|sync|load_ext|reload_ext|unload_ext|config))\b")
 
 
 class Transformers:
@@ -33,9 +31,6 @@ class Transformers:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.everywhere = False  # every cell runs on the ranks
-
-    def install(self) -> None:
-        """Register the transformers."""
         self._shell.input_transformers_cleanup.append(self._transform)
 
     def remove(self) -> None:
@@ -43,14 +38,11 @@ class Transformers:
         self._shell.input_transformers_cleanup.remove(self._transform)
 
     def _transform(self, lines: list[str]) -> list[str]:
-        if not lines:
-            return lines
         first = next((index for index, line in enumerate(lines) if line.strip()), None)
         if first is None:
             return lines
         if _GLUED.match(lines[first]):
-            glued = _GLUED.sub(r"%%\1 ", lines[first])
-            return [*lines[:first], glued, *lines[first + 1 :]]
+            return [*lines[:first], _GLUED.sub(r"%%\1 ", lines[first]), *lines[first + 1 :]]
         if _LOCAL.match(lines[first]):
             return ["\n", *lines[first + 1 :]]
         if self.everywhere and not _STAYS.match(lines[first]):
@@ -61,15 +53,9 @@ class Transformers:
 def check_magics(code: str, *, is_bare: bool) -> None:
     """Refuse a magic of the notebook within a cell for the ranks, before any of it runs.
 
-    Parameters
-    ----------
-    is_bare
-        The cell has no magic of its own: it runs on the ranks because every cell does.
+    ``is_bare``: the cell has no magic of its own, and runs on the ranks because every cell does.
 
-    Raises
-    ------
-    UsageError
-        If there is one; the message states where it can be used.
+    Raises a UsageError if there is one; the message states where it can be used.
     """
     if _SECOND.match(code):
         raise UsageError("two magics of this cell select where it runs; remove one")

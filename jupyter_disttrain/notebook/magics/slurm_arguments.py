@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING
 
 from ...config.slurm import STARTS, SlurmOptions, parse_more, split_more
 from ...errors import UsageError
-from .arguments import option
+from .arguments import option, refuse_unknown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
 _OF_SLURM = (
-    "nodes",
-    "ntasks_per_node",
-    "gpus_per_node",
-    "partition",
-    "time",
-    "account",
-    "sbatch",
-    "ranks_by",
-    "new_job",
+    *("nodes", "ntasks_per_node", "gpus_per_node", "partition", "time", "account", "sbatch", "ranks_by", "new_job"),
 )
 
 SLURM_OPTIONS = (
@@ -50,22 +41,13 @@ SLURM_OPTIONS = (
 )
 
 
-def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) -> SlurmOptions | None:
+def slurm_of(args: argparse.Namespace, launcher: str) -> SlurmOptions | None:
     """Return the options for Slurm; None where it is not the launcher.
 
-    Parameters
-    ----------
-    unknown
-        Arguments of the line that belong to no option: options of sbatch, where Slurm is the launcher.
-
-    Raises
-    ------
-    UsageError
-        If they can't be parsed, or are for Slurm and it is not the launcher.
+    Raises a UsageError if they can't be parsed, or are for Slurm and it is not the launcher.
     """
     if launcher != "slurm":
-        if unknown:
-            raise UsageError(f"%dist_init: unrecognized arguments: {' '.join(unknown)}; %dist_init? shows its options")
+        refuse_unknown("dist_init", args.unknown)
         given = [name for name in _OF_SLURM if getattr(args, name) not in (None, False)]
         if given:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -79,7 +61,7 @@ def slurm_of(args: argparse.Namespace, launcher: str, unknown: Sequence[str]) ->
         partition=args.partition,
         time=args.time,
         account=args.account,
-        more=parse_more(unknown) + tuple(option for text in args.sbatch or () for option in split_more(text)),
+        more=parse_more(args.unknown) + tuple(option for text in args.sbatch or () for option in split_more(text)),
         start=args.ranks_by or STARTS[0],
         new_job=args.new_job,
     )

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
+from ...features.staging.client import size_text
 from ...protocol.ranks import label_ranks, short_label
 from .comms import WidgetBars
 from .rows import TAIL_ROWS, Line, Row, Section
@@ -375,7 +376,7 @@ class Screen:
             return []
         logs = f"rank{hidden[0].rank}.log" if len(hidden) == 1 else "rank*.log"
         lines = sum(output.hidden_lines for output in hidden)
-        size = f"{lines:,} more lines ({_size(sum(output.hidden_bytes for output in hidden))})"
+        size = f"{lines:,} more lines ({size_text(sum(output.hidden_bytes for output in hidden))})"
         text = f"{QUIET}… {size}; everything is in {self._log_folder}/{logs}; the last ones:"
         each = max(1, TAIL_ROWS // len(hidden))
         tails = {output.rank: list(output.tail)[-each:] for output in hidden}
@@ -388,8 +389,3 @@ class Screen:
 def _headline(run: CellRun) -> list[str]:
     """Return the first failure, if there is one."""
     return [f"{RED}{failure.headline}{RESET}" for failure in run.failures[:1]]
-
-
-def _size(size_bytes: int) -> str:
-    """Write a size with a suitable unit."""
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"  # noqa: PLR2004

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...client.registry.cluster_file import running
+from ...features.staging.client import size_text
 from ...features.telemetry.snapshot import snapshot
 from ...features.telemetry.warnings import duration
 from ...protocol.ranks import counted, label_ranks
@@ -167,21 +168,14 @@ def _node(node: NodeVitals) -> str:
         f"{node.cores} cores {node.cpu_percent:.0f} % busy, load {node.load:.1f}",
         f"memory {node.memory_used_bytes / GIB:.1f} of {node.memory_total_bytes / GIB:.0f} GiB",
         f"disk {node.disk_free_bytes / GIB:.0f} GiB free",
-        f"network {_rate(node.received_bytes_per_s)} in, {_rate(node.sent_bytes_per_s)} out",
+        f"network {size_text(node.received_bytes_per_s)}/s in, {size_text(node.sent_bytes_per_s)}/s out",
     ]
     if node.infiniband_received_bytes_per_s or node.infiniband_sent_bytes_per_s:
         parts.append(
-            f"InfiniBand {_rate(node.infiniband_received_bytes_per_s)} in, "
-            f"{_rate(node.infiniband_sent_bytes_per_s)} out"
+            f"InfiniBand {size_text(node.infiniband_received_bytes_per_s)}/s in, "
+            f"{size_text(node.infiniband_sent_bytes_per_s)}/s out"
         )
     return f"{node.host}: {' · '.join(parts)}"
-
-
-def _rate(bytes_per_s: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_s >= size:
-            return f"{bytes_per_s / size:.1f} {unit}/s"
-    return f"{bytes_per_s:.0f} B/s"
 
 
 def _align(rows: Sequence[dict[str, str]]) -> list[str]:

@@ -64,9 +64,5 @@ def watch_threads() -> None:
         _cell.set(getattr(self, _NAME))  # in Python 3.14 a thread may inherit its starter's context
         run(self, *args, **options)
 
-    for place, name, wrapper in (
-        (threading.Thread, "start", on_start),
-        (item, "__init__", on_make),
-        (item, "run", on_run),
-    ):
-        setattr(place, name, wrapper)
+    threading.Thread.start = on_start  # type: ignore[method-assign,assignment]
+    item.__init__, item.run = on_make, on_run

@@ -33,10 +33,7 @@ def digests(value: Any) -> list[dict[str, Any]]:
 def numbers(value: Any, path: str) -> np.ndarray | None:
     """Return one part of a value as an array of numbers that can be subtracted; None if it is no array of numbers.
 
-    Raises
-    ------
-    UsageError
-        If the part no longer exists.
+    Raises a UsageError if the part no longer exists.
     """
     for found, part in _parts("", value):
         if found == path:
@@ -58,7 +55,10 @@ def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tupl
         return
     inner = (*within, id(value))
     if isinstance(value, dict):
-        is_plain = all((isinstance(key, str) and key.isidentifier()) or _is_dotted(key, value) for key in value)
+        # Plain are names, also dotted ones, as in a state dict, whose first part is not a key itself.
+        is_plain = all(
+            isinstance(key, str) and (key.isidentifier() or key.partition(".")[0] not in value) for key in value
+        )
         for key, each in value.items():
             name = f".{key}" if is_plain else f"[{key!r}]"
             yield from _parts(f"{path}{name}" if path or not is_plain else str(key), each, inner)
@@ -67,26 +67,20 @@ def _parts(path: str, value: Any, within: tuple[int, ...] = ()) -> Iterator[tupl
             yield from _parts(f"{path}[{index}]", each, inner)
 
 
-def _is_dotted(key: Any, within: dict[Any, Any]) -> bool:
-    """Whether a key is a dotted name, as in a state dict, whose first part is not a key itself."""
-    return isinstance(key, str) and key.partition(".")[0] not in within
-
-
 def _describe(path: str, part: Any) -> dict[str, Any]:
     if _is_sharded(part):
         return {"path": path, "kind": "sharded", "digest": None}
     array = _array(part)
     if array is not None:
         shape = "x".join(map(str, array.shape)) or "scalar"
-        return {"path": path, "kind": f"{shape} {_dtype(part)}", "digest": _digest(array)}
+        kind = f"{shape} {str(part.dtype).removeprefix('torch.')}"
+        data = np.ascontiguousarray(array).view(np.uint8).data if array.size else b""
+        return {"path": path, "kind": kind, "digest": hashlib.sha256(data).hexdigest()}
     if isinstance(part, _PLAIN):
         text = repr(part)
         shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-        return {
-            "path": path,
-            "kind": f"{type(part).__name__} {shown}",
-            "digest": hashlib.sha256(text.encode()).hexdigest(),
-        }
+        kind = f"{type(part).__name__} {shown}"
+        return {"path": path, "kind": kind, "digest": hashlib.sha256(text.encode()).hexdigest()}
     if isinstance(part, (set, frozenset)):
         part = sorted(map(repr, part))  # the order of a set differs between processes
     try:
@@ -104,10 +98,6 @@ def _is_sharded(part: Any) -> bool:
     return placements is not None and not all(placement.is_replicate() for placement in placements)
 
 
-def _dtype(part: Any) -> str:
-    return str(part.dtype).removeprefix("torch.")
-
-
 def _array(part: Any) -> np.ndarray | None:
     """Return a tensor or an array as a numpy array; None for anything else."""
     if isinstance(part, np.ndarray):
@@ -122,7 +112,3 @@ def _array(part: Any) -> np.ndarray | None:
         tensor = tensor.float()
     array: np.ndarray = tensor.resolve_conj().resolve_neg().numpy()
     return array
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"").hexdigest()

@@ -27,7 +27,7 @@ from traitlets import Type
 from ...errors import UnserializableValueError
 from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
-from ...protocol.requests import RankRequest, Reply
+from ...protocol.requests import Handlers, RankRequest, Reply
 from ...protocol.serialization import dump_value
 from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
@@ -38,11 +38,12 @@ from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
 from . import cell_errors
+from .requests import serves, serves_beside
 from .shell import NO_VALUE, RankShell
 from .stdin import InputOnRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..nanny.ipc import RankEnd
     from .requests import RequestHandler
@@ -83,7 +84,8 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[RankRequest.msg_type] = self.rank_request
         self.control_handlers[RankRequest.msg_type] = self.control_request
         self.shell_channel_thread = _NoShellChannelThread()
-        self._cell: dict[str, Any] | None = None  # the running cell
+        # The running cell's number, request id and execution count; None while no cell runs.
+        self.cell: dict[str, Any] | None = None
         self._deferral = InterruptDeferral()
         self._imports = CutImports()
         self._interrupted = False
@@ -103,11 +105,6 @@ class RankKernel(IPythonParallelKernel):
         signal.signal(WAKE_SIGNAL, ignore_signal)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
 
-    @property
-    def cell(self) -> dict[str, Any] | None:
-        """The running cell's number, request id and execution count; None while no cell runs."""
-        return self._cell
-
     def _publish_status(self, *_args: Any, **_options: Any) -> None:
         """Publish no status of a request: only a cell with output has one, at its end."""
 
@@ -124,7 +121,7 @@ class RankKernel(IPythonParallelKernel):
             # A bug of this package, or what a hook of the user's raises around a cell: without a reply the client would
             # wait forever.
             self._ignore_sigint()
-            self._cell = None
+            self.cell = None
             if isinstance(error, OSError) and self._rank_end.close_if_damaged():
                 return  # the nanny reports why the rank ends
             reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}
@@ -140,7 +137,7 @@ class RankKernel(IPythonParallelKernel):
         for subscriber in self.cell_starts:
             subscriber(started)
         self._begun.append(parent["header"]["msg_id"])
-        self._cell = {"number": options["cell"], "request": parent["header"]["msg_id"], "execution_count": count}
+        self.cell = {"number": options["cell"], "request": parent["header"]["msg_id"], "execution_count": count}
         content = parent["content"]
         start = time.time()
         reply = self._with_lost_work(await self._execute(content["code"]))
@@ -153,7 +150,7 @@ class RankKernel(IPythonParallelKernel):
         for text in self._torch_flags.put_back() if self._interrupted else ():
             sys.stderr.write(f"{text}\n")
         self._request_handler.metrics.end_cell()
-        self._cell = None
+        self.cell = None
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._rank_end.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
@@ -165,12 +162,14 @@ class RankKernel(IPythonParallelKernel):
         group, of_group = self._request_handler.after_cell(error)
         reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
-            interrupts = self._interrupted, self._rank_end.was_interrupted
-            cell_errors.complete(reply, shell, *interrupts)
+            cell_errors.complete(reply, shell, self._interrupted, self._rank_end.was_interrupted)
             cell_errors.let_go(error, shell.user_ns)
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
-        quiet = self._end_cell(parent)
+        flush_all(sys.stdout, sys.stderr)
+        quiet = self._rank_end.is_silent
+        if not quiet:
+            super()._publish_status("idle", "shell", parent)
         self._reply(stream, ident, parent, json_clean(reply), {"quiet": quiet, "group": group}, buffers)
 
     def _reply(
@@ -283,14 +282,6 @@ class RankKernel(IPythonParallelKernel):
 
     post_handler_hook = pre_handler_hook
 
-    def _end_cell(self, parent: dict[str, Any]) -> bool:
-        """Close the cell's output; return True if there was none."""
-        flush_all(sys.stdout, sys.stderr)
-        if self._rank_end.is_silent:
-            return True
-        super()._publish_status("idle", "shell", parent)
-        return False
-
     def _take_value(self, reply: dict[str, Any]) -> list[Any]:
         """Add the last expression's value to the reply."""
         value = self.shell.displayhook.last_value
@@ -309,15 +300,15 @@ class RankKernel(IPythonParallelKernel):
     def rank_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve one of our client's requests between cells, e.g. identify, push or pull."""
         with self._rank_end.in_use():
-            self._answer(stream, ident, parent, self._request_handler.serve, parent["buffers"])
+            self._answer(stream, ident, parent, serves, parent["buffers"])
 
     def control_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Serve a request that can't wait for the running cell, on the control thread."""
-        self._answer(stream, ident, parent, self._request_handler.serve_beside, self._cell)
+        self._answer(stream, ident, parent, serves_beside, self.cell)
 
-    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], serve: Callable[..., Reply], more: Any) -> None:
+    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], handlers: Handlers, more: Any) -> None:
         try:
-            reply, buffers = serve(parent["content"], more)
+            reply, buffers = handlers.serve(self._request_handler, parent["content"], more)
         except (Exception, SystemExit) as error:  # noqa: BLE001
             # The client reports every error, with this rank's number. Nothing on the control thread may log: an
             # interrupted cell may have left the lock of ``logging`` held.
@@ -327,7 +318,7 @@ class RankKernel(IPythonParallelKernel):
     def repeat_reply(self, cell: str) -> Reply:
         """Return a cell's reply again if it was the last to end, whether it runs, and the rank's process group."""
         group = self._request_handler.group
-        running = self._cell  # read once: another thread may clear it at any time
+        running = self.cell  # read once: another thread may clear it at any time
         runs = running is not None and running["request"] == cell
         tag, generation = ("none", 0) if group is None else (group.tag, group.generation)
         state = {"begun": cell in self._begun, "ended": False, "runs": runs, "group": tag, "generation": generation}

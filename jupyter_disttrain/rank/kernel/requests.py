@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.frameworks import HOST_ID
 from ...errors import StageError, UnserializableValueError
 from ...features.horovod.world import Horovod, HorovodWorld
-from ...features.reloading.own_modules import note_modules
-from ...features.reloading.rank import LocalModules, note_files
+from ...features.reloading.rank import LocalModules, note_files, note_modules
 from ...features.scripts.rank import Scripts
 from ...features.staging.rank import Staging
 from ...features.telemetry.rank.log_metrics import MetricsLog
@@ -49,21 +48,16 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 
-serves = Handlers()  # requests between two cells
-serves_beside = Handlers()  # requests while a cell may run
+serves = Handlers()  # requests between two cells, each with its buffers
+serves_beside = Handlers()  # requests while a cell may run, on the control thread, each with the kernel's record of it
 
 
 class RequestHandler:
     """Serve the client's requests to one rank.
 
-    Parameters
-    ----------
-    cell
-        Returns the kernel's record of the running cell; None while it is idle.
-    repeat_reply
-        Returns the reply to a cell again; takes the message id of its request.
-    begin_session
-        Runs the user's profile once the rank has its identity; returns what failed.
+    ``cell`` returns the kernel's record of the running cell; None while it is idle. ``repeat_reply`` returns the reply
+    to a cell again; it takes the message id of its request. ``begin_session`` runs the user's profile once the rank has
+    its identity; it returns what failed.
     """
 
     def __init__(
@@ -90,14 +84,6 @@ class RequestHandler:
         self.metrics = MetricsLog(cell, lambda data: rank_end.send(SAMPLES, [data]), self._start_sampler)
         self._sampler: Sampler | None = None
         cell_starts += [self.progress.reset, self.mpi.allow_release]
-
-    def serve(self, content: dict[str, Any], buffers: list[Any]) -> Reply:
-        """Serve a request between two cells; an exception becomes the reply."""
-        return serves.serve(self, content, buffers)
-
-    def serve_beside(self, content: dict[str, Any], cell: dict[str, Any] | None) -> Reply:
-        """Serve a request on the control thread, also while a cell runs."""
-        return serves_beside.serve(self, content, cell)
 
     def counts(self) -> dict[str, Any]:
         """Return this rank's counts of collectives in each process group since it was made, and of messages."""
@@ -133,14 +119,8 @@ class RequestHandler:
         own = request.environment | _host_id(info.rank)
         os.environ.update(own)
         set_defaults(request.defaults)
-        identity = {
-            "log_path": request.log_path,
-            "world_size": info.world_size,
-            "local_rank": info.local_rank,
-            "device": info.device,
-            "gpu_uuid": _choose_device(info),
-        }
-        self._rank_end.send_identity(identity)
+        identity = {name: getattr(info, name) for name in ("world_size", "local_rank", "device")}
+        self._rank_end.send_identity(identity | {"log_path": request.log_path, "gpu_uuid": _choose_device(info)})
         if request.uses_tensorflow:
             check_tensorflow()
         self._place = ReservedPort(request.address)
@@ -290,16 +270,9 @@ class RequestHandler:
 
     def _fill_namespace(self, info: RankInfo, address: str) -> None:
         os.environ["MASTER_ADDR"] = address
-        names: dict[str, Any] = {
-            "rank": info.rank,
-            "world_size": info.world_size,
-            "local_rank": info.local_rank,
-            "local_world_size": info.local_world_size,
-            "node_rank": info.node_rank,
-            "log_metrics": self.metrics.log_metrics,
-            "gpu_id": None,
-            "device": info.device,
-        }
+        of_info = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "device")
+        names = {name: getattr(info, name) for name in of_info}
+        names |= {"log_metrics": self.metrics.log_metrics, "gpu_id": None}
         if info.backend != "none":
             import torch  # noqa: PLC0415
             import torch.distributed as dist  # noqa: PLC0415
@@ -319,8 +292,7 @@ class RequestHandler:
     def _pull(self, request: requests.Pull, _buffers: list[Any]) -> dict[str, Any] | Reply:
         """Send variables; the reply lists missing names, or states what cannot be serialized."""
         namespace = self._shell.user_ns
-        missing = [name for name in request.names if name not in namespace]
-        if missing:
+        if missing := [name for name in request.names if name not in namespace]:
             return {"status": "missing", "names": missing}
         try:
             values = {name: namespace[name] for name in request.names}

@@ -29,10 +29,7 @@ SIGNALLED = 128  # a shell adds this to a signal's number for the exit code of a
 def run_command(command: str) -> int:
     """Run a command until it exits and write its output to ``sys.stdout``.
 
-    Returns
-    -------
-    int
-        The exit code, or the negative number of the signal that ended the command.
+    Returns the exit code, or the negative number of the signal that ended the command.
     """
     name = os.environ.get("SHELL") or "sh"
     shell = shutil.which(name)

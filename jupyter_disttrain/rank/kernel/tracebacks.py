@@ -14,6 +14,7 @@ import tokenize
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import ultratb
@@ -81,10 +82,7 @@ def plain_lines(error: BaseException, shell: Any) -> list[str]:
 
 def _below_ipython(error: BaseException) -> TracebackType | None:
     """Return the error's traceback from the cell on."""
-    frames = list(walk(error.__traceback__))
-    while frames and _OF_IPYTHON in _file(frames[0]):
-        frames.pop(0)
-    return linked(frames)
+    return linked(list(dropwhile(lambda trace: _OF_IPYTHON in _file(trace), walk(error.__traceback__))))
 
 
 def _cell_name(filename: str, shell: Any) -> str:
@@ -142,11 +140,10 @@ def _details(error: BaseException) -> list[str]:
 
 
 def _innermost(error: BaseException, shell: Any) -> str:
-    trace = error.__traceback__
-    if trace is None:
+    frames = list(walk(error.__traceback__))
+    if not frames:
         return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
+    trace = frames[-1]
     code = trace.tb_frame.f_code
     name = _cell_name(code.co_filename, shell) or code.co_filename
     return f"{name}, line {line_of(trace)}, in {_name(trace.tb_frame)}"
@@ -188,10 +185,7 @@ def trimmed(error: BaseException) -> Iterator[int]:
             frames = list(walk(link.__traceback__))
             if is_group:
                 frames = _from_first(frames, is_own) or frames
-            elif link is error and isinstance(error, KeyboardInterrupt):
-                own = _from_first(frames[1:], is_own) or _from_first(frames[1:], _is_module_of_user)
-                frames = [*frames[:1], *own]
-            elif link is error:
+            elif link is error and (isinstance(error, KeyboardInterrupt) or not user_code.is_typed()):
                 frames = _without_wrapper(frames)
             _set(link, "__traceback__", _joined(frames))
         yield left_out
@@ -232,9 +226,7 @@ def _cut_below_last(error: BaseException, keep: Callable[[str], bool]) -> None:
 
 
 def _without_wrapper(frames: list[TracebackType]) -> list[TracebackType]:
-    """Leave out the code by which a magic, not the user, has the ranks run something; the first frame is IPython's."""
-    if user_code.is_typed() or not frames:
-        return frames
+    """Leave out what comes before the user's code, e.g. that of a magic; the first frame, IPython's, is kept."""
     # A package that contains the script may have failed before the script itself.
     inner = _from_first(frames[1:], is_own) or _from_first(frames[1:], _is_module_of_user)
     return [*frames[:1], *inner]
@@ -245,8 +237,7 @@ def _is_module_of_user(filename: str) -> bool:
 
 
 def _from_first(frames: list[TracebackType], is_wanted: Callable[[str], bool]) -> list[TracebackType]:
-    first = next((at for at, trace in enumerate(frames) if is_wanted(_file(trace))), len(frames))
-    return frames[first:]
+    return list(dropwhile(lambda trace: not is_wanted(_file(trace)), frames))
 
 
 def _file(trace: TracebackType) -> str:
@@ -283,14 +274,13 @@ def _joined(frames: list[TracebackType]) -> TracebackType | None:
 
 def _cycle(keys: list[Any], at: int) -> tuple[int, int]:
     """Return how many frames, from this one on, are repeated, and how often they occur."""
-    best = 1, 1
     for length in range(1, LONGEST_CYCLE + 1):
         rounds, cycle = 1, keys[at : at + length]
         while keys[at + rounds * length : at + (rounds + 1) * length] == cycle:
             rounds += 1
         if rounds > SHOWN_ROUNDS + 1:
             return length, rounds
-    return best
+    return 1, 1
 
 
 class _Gap(RepeatedFrames):

@@ -10,39 +10,18 @@ import importlib.util
 import re
 import sys
 import traceback
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """A framework that runs on ranks."""
-
-    distribution: str  # its name for pip
-    least: tuple[int, ...]  # the oldest version known to work
-    needs_torch: bool = True
-    command: str = ""  # the command that installs it, if pip alone can't
-
-    @property
-    def remedy(self) -> str:
-        """The command that installs it; it pins torch so that pip does not install another version."""
-        if self.command:
-            return self.command
-        version = ".".join(map(str, self.least))
-        torch = sys.modules.get("torch")
-        also = f" torch=={torch.__version__.partition('+')[0]}" if self.needs_torch and torch is not None else ""
-        return f"pip install '{self.distribution}>={version}'{also}"
-
-
-FRAMEWORKS = {
-    "accelerate": Framework("accelerate", (1, 0)),
-    "deepspeed": Framework("deepspeed", (0, 15)),
-    "horovod": Framework("horovod", (0, 28), command="jupyter disttrain horovod (builds and installs it, in minutes)"),
-    "jax": Framework("jax", (0, 4, 30), needs_torch=False),
-    "lightning": Framework("lightning", (2, 4)),
-    "pytorch_lightning": Framework("pytorch-lightning", (2, 4)),
-    "tensorflow": Framework("tensorflow", (2, 16), needs_torch=False),
-    "transformers": Framework("transformers", (4, 46)),
+OLDEST = {  # versions known to work, by the module's name
+    "accelerate": (1, 0),
+    "deepspeed": (0, 15),
+    "horovod": (0, 28),
+    "jax": (0, 4, 30),
+    "lightning": (2, 4),
+    "pytorch_lightning": (2, 4),
+    "tensorflow": (2, 16),
+    "transformers": (4, 46),
 }
+_WITHOUT_TORCH = ("jax", "tensorflow")
 
 
 class MissingFrameworkError(RuntimeError):
@@ -58,6 +37,21 @@ _ONCE = {
 _DIGITS = re.compile(r"\d+")
 
 
+def _remedy(name: str) -> str:
+    """Return the command that installs a framework; it pins torch so that pip does not install another version."""
+    if name == "horovod":
+        return "jupyter disttrain horovod (builds and installs it, in minutes)"
+    version = ".".join(map(str, OLDEST[name]))
+    torch = None if name in _WITHOUT_TORCH else sys.modules.get("torch")
+    also = "" if torch is None else f" torch=={torch.__version__.partition('+')[0]}"
+    return f"pip install '{_distribution(name)}>={version}'{also}"
+
+
+def _distribution(name: str) -> str:
+    """Return a framework's name for pip."""
+    return name.replace("_", "-")
+
+
 def hint(error: BaseException, text: str) -> str:
     """Return advice on a framework that is missing, too old or started twice; empty if the error is not about one."""
     for advice, why in _ONCE.items():
@@ -65,15 +59,13 @@ def hint(error: BaseException, text: str) -> str:
             return f"{why}: continue with the running one, use %dist_run for a script, or run %dist_reset"
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
-        if name in FRAMEWORKS and not _is_installed(name):
-            return f"on this rank's host: {FRAMEWORKS[name].remedy}"
-        advice = _too_old(name)  # an installed framework lacks the module
-        if advice:
+        if name in OLDEST and not _is_installed(name):
+            return f"on this rank's host: {_remedy(name)}"
+        if advice := _too_old(name):  # an installed framework lacks the module
             return advice
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        for name in FRAMEWORKS:
-            advice = _too_old(name) if f"/{name}/" in frame.f_code.co_filename else ""
-            if advice:
+        for name in OLDEST:
+            if f"/{name}/" in frame.f_code.co_filename and (advice := _too_old(name)):
                 return advice
     return ""
 
@@ -88,18 +80,18 @@ def _is_installed(name: str) -> bool:
 
 def _too_old(name: str) -> str:
     """Return advice if an imported framework is older than the versions known to work; empty if not."""
-    framework, version = FRAMEWORKS.get(name), getattr(sys.modules.get(name), "__version__", None)
-    if framework is None or not isinstance(version, str):
+    version = getattr(sys.modules.get(name), "__version__", None)
+    if name not in OLDEST or not isinstance(version, str):
         return ""
-    if tuple(int(part) for part in _DIGITS.findall(version)[:3]) >= framework.least:
+    if tuple(int(part) for part in _DIGITS.findall(version)[:3]) >= OLDEST[name]:
         return ""
-    return f"{framework.distribution} {version} is older than the versions known to work; {framework.remedy}"
+    return f"{_distribution(name)} {version} is older than the versions known to work; {_remedy(name)}"
 
 
 def check_tensorflow() -> None:
     """Raise a MissingFrameworkError if TensorFlow, which reads TF_CONFIG, is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingFrameworkError(
-            f"TF_CONFIG was requested, but TensorFlow is not installed: {FRAMEWORKS['tensorflow'].remedy}, "
+            f"TF_CONFIG was requested, but TensorFlow is not installed: {_remedy('tensorflow')}, "
             "or leave --tf-config out"
         )

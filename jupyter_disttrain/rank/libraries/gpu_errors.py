@@ -14,6 +14,7 @@ _LOST = re.compile(
     r"|misaligned address|illegal instruction|invalid program counter|hardware stack|invalid address space"
     r"|uncorrectable|launch timed out|device lost|fallen off the bus)"
 )
+_OUT_OF_MEMORY = re.compile(r"CUDA (error: )?out of memory")
 _NCCL = re.compile(r"NCCL error|unhandled (system|cuda) error|ncclSystemError|ncclUnhandledCudaError", re.IGNORECASE)
 
 
@@ -34,11 +35,7 @@ def advice(error: BaseException, text: str, *, in_program: bool = False) -> str:
             "this process can't use its GPU any more, so it ends and the rank gets a new one; with "
             "CUDA_LAUNCH_BLOCKING=1 set before %dist_init the traceback names the call that failed"
         )
-    if (
-        type(error).__name__ == "OutOfMemoryError"
-        or "CUDA out of memory" in text
-        or "CUDA error: out of memory" in text
-    ):
+    if type(error).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(text):
         return (
             "tensors of earlier cells stay in the GPU's memory: del those you don't need, then torch.cuda.empty_cache()"
         )

@@ -12,13 +12,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import os
 import struct
 import sys
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..process_group.gloo_abort import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,7 +178,4 @@ def _words(address: int, count: int = MOST_WORDS) -> tuple[int, ...]:
 
 def _read(address: int, size: int) -> bytes:
     """Read this process's memory; zeros for what is not mapped."""
-    found = b""
-    with suppress(OSError, OverflowError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
-        found = os.pread(memory.fileno(), size, address)
-    return found.ljust(size, b"\0")
+    return read_memory(address, size).ljust(size, b"\0")

@@ -12,8 +12,6 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from ...errors import LaunchError
-from ...protocol.environment import CONNECTION_FILE
-from ..startup.connection import Connection
 from ..startup.host_dir import HostFolder
 from ..startup.startup_args import write_trouble
 from .ipc import Wire
@@ -26,25 +24,16 @@ if TYPE_CHECKING:
 
 def import_before_fork() -> None:
     """Import what is not loaded with this module, so that nannies and ranks share its memory."""
-    _leave_out_debugger()
-    from ..startup import app  # noqa: F401, PLC0415  (it imports ipykernel)
-
-    _import_error_formatting()
-
-
-def _leave_out_debugger() -> None:
-    """Import ipykernel without debugpy, which no front end can reach on a rank; saves 8 MB and 0.1 s per rank."""
+    # Import ipykernel without debugpy, which no front end can reach on a rank; saves 8 MB and 0.1 s per rank.
     sys.modules["debugpy"] = None  # type: ignore[assignment]  # makes the import fail
     import ipykernel.debugger  # noqa: F401, PLC0415
 
     del sys.modules["debugpy"]  # a cell may import it
-
-
-def _import_error_formatting() -> None:
-    """Import what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core."""
     from IPython.core.ultratb import AutoFormattedTB  # noqa: PLC0415
 
-    try:
+    from ..startup import app  # noqa: F401, PLC0415  (it imports ipykernel)
+
+    try:  # what IPython needs to format a traceback; otherwise each rank's first error costs 40 ms of a core
         raise RuntimeError  # noqa: TRY301
     except RuntimeError:
         AutoFormattedTB(mode="Context").structured_traceback(*sys.exc_info())
@@ -97,14 +86,8 @@ def _become_nanny(lifeline: int | None) -> None:
         run_rank(wire)
         return
     wire.become_nanny()
-
-    def connect() -> Connection:
-        connection = Connection.wait(os.environ[CONNECTION_FILE])
-        connection.check_ports()
-        return connection
-
     try:
-        Nanny(pid, wire, connect, folder.leave, lifeline).run()
+        Nanny(pid, wire, folder.leave, lifeline).run()
     except ConnectionError as error:
         write_trouble(str(error))
     finally:

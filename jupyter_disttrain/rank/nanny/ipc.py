@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ...protocol.messages import RankVitals
 
+MOST_CHUNKS = 16  # of up to 1 MiB to read from a pipe at once
 PIPE_SIZE = 1 << 20  # bytes; with Linux' default of 64 KiB the nanny wakes once per 64 KiB
 LENGTH = struct.Struct("!Q")  # bytes of the frame group that follows
 TOKEN_SIZE = 8
@@ -63,12 +64,12 @@ class Wire:
             with suppress(PermissionError):  # the user's limit of pipe memory is reached: this only costs speed
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.rank_socket, self.nanny_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.page_file = _anonymous_file()
+        self.page_file = anonymous_file()
         os.ftruncate(self.page_file, mmap.PAGESIZE)
         self.page = mmap.mmap(self.page_file, mmap.PAGESIZE)
-        self.stack_file = _anonymous_file()  # Python writes the current stack here on request, without the GIL
-        self.crash_file = _anonymous_file()  # Python's report of a crash in C code, which the nanny reads afterwards
-        self.lock_file = _anonymous_file()  # its lock keeps messages of the rank's child processes from interleaving
+        self.stack_file = anonymous_file()  # Python writes the current stack here on request, without the GIL
+        self.crash_file = anonymous_file()  # Python's report of a crash in C code, which the nanny reads afterwards
+        self.lock_file = anonymous_file()  # its lock keeps messages of the rank's child processes from interleaving
 
     def become_nanny(self) -> None:
         """Keep only the nanny's ends."""
@@ -111,9 +112,10 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.00002)
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """Return the descriptor of a new file without a name."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("disttrain-wire")
+        return os.memfd_create("disttrain")
     # Pythons built for old systems, such as conda's and uv's, have no memfd_create.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -165,10 +167,8 @@ class Sender:
 
     def _wait_for(self, token: bytes) -> None:
         """Wait until the nanny returns the token; tokens of interrupted sends are skipped."""
-        while True:
-            returned = self._socket.recv(TOKEN_SIZE, socket.MSG_WAITALL)
-            if returned in (token, b""):
-                return
+        while self._socket.recv(TOKEN_SIZE, socket.MSG_WAITALL) not in (token, b""):
+            pass
 
 
 class RankEnd:
@@ -280,20 +280,16 @@ class NannyEnd:
 
     def receive(self) -> list[tuple[bytes, bytes, list[bytes]]] | None:
         """Return the frame groups that have arrived whole, or None when the rank has closed its end."""
-        closed = False
-        while True:
-            try:
-                chunk = self.socket.recv(1 << 20)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                chunk = b""
-            if not chunk:
-                closed = True
-                break
-            self._data += chunk
+        is_closed = True
+        try:
+            while chunk := self.socket.recv(1 << 20):
+                self._data += chunk
+        except BlockingIOError:
+            is_closed = False
+        except ConnectionResetError:
+            pass  # closed as well
         groups = self._take()
-        return None if closed and not groups else groups
+        return None if is_closed and not groups else groups
 
     def give_back(self, token: bytes) -> None:
         """Return the token, so that the rank continues."""
@@ -344,13 +340,8 @@ class NannyEnd:
 
 def read_all(pipe: int) -> list[bytes]:
     """Return what a pipe holds, at most 16 MiB, so that a rank that prints without end does not block all else."""
-    chunks = []
-    for _ in range(16):
-        try:
-            chunk = os.read(pipe, 1 << 20)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
+    chunks: list[bytes] = []
+    with suppress(BlockingIOError):
+        while len(chunks) < MOST_CHUNKS and (chunk := os.read(pipe, 1 << 20)):
+            chunks.append(chunk)
     return chunks

@@ -21,21 +21,16 @@ class RankLog:
 
     def __init__(self, report: Callable[[str, OSError], None]) -> None:
         self._report = report
-        self._path: str | None = None
+        self.path = ""  # empty until it is set; the log itself may not exist yet
         self._descriptor: int | None = None
         self._early: deque[tuple[bytes, str]] = deque()  # written before the path is set
         self._early_bytes = 0
         self._stream = ""  # stream of the last piece written
         self._failed = False
 
-    @property
-    def path(self) -> str:
-        """The path of the log, also before the log exists."""
-        return self._path or ""
-
     def place(self, path: str) -> None:
         """Set the path of the log; earlier output is written now."""
-        self._path = path
+        self.path = path
         early, self._early = self._early, deque()
         for data, stream in early:
             self.write(data, stream)
@@ -44,7 +39,7 @@ class RankLog:
         """Append output of ``"stdout"`` or ``"stderr"``."""
         if not data or self._failed:
             return
-        if self._path is None:
+        if not self.path:
             self._early.append((data, stream))
             self._early_bytes += len(data)
             while self._early_bytes > _EARLY_LIMIT and len(self._early) > 1:
@@ -52,21 +47,21 @@ class RankLog:
             return
         try:
             if self._descriptor is None:
-                self._descriptor = _open(self._path)
+                self._descriptor = _open(self.path)
                 # The existing log of a rank that was replaced may end in either stream.
                 self._stream = "" if os.fstat(self._descriptor).st_size else "stdout"
             if stream != self._stream:
-                self._note_change(self._path, self._descriptor, stream)
+                self._note_change(stream, os.fstat(self._descriptor).st_size)
             _write(self._descriptor, data)
         except OSError as error:
             self._failed = True
-            self._report(self._path, error)
+            self._report(self.path, error)
 
-    def _note_change(self, path: str, log: int, stream: str) -> None:
-        """Record that another stream starts here."""
-        descriptor = _open(path.removesuffix(".log") + ".streams")
+    def _note_change(self, stream: str, position: int) -> None:
+        """Record that another stream starts at this position."""
+        descriptor = _open(self.path.removesuffix(".log") + ".streams")
         try:
-            _write(descriptor, f"{os.fstat(log).st_size} {stream}\n".encode())
+            _write(descriptor, f"{position} {stream}\n".encode())
         finally:
             os.close(descriptor)
         self._stream = stream

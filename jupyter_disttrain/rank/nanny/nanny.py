@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from jupyter_client.session import Session
 
+from ... import rank_sessions
 from ...features.telemetry.rank.metrics_writer import MetricsFile
 from ...features.telemetry.rank.process_stats import Vitals
+from ...private_files import replace_private
 from ...process_table import runs
 from ...protocol import requests
-from ...protocol.environment import KEEP, LOCAL_DIR, PROFILE_DIR
-from ...protocol.messages import LogTrouble, NannyHello, RankDeath, Record
+from ...protocol.environment import CONNECTION_FILE, KEEP, LOCAL_DIR, PROFILE_DIR
+from ...protocol.messages import METRICS, LogTrouble, NannyHello, RankDeath, Record
 from ...protocol.metric_blocks import unpack
 from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import (
@@ -42,23 +44,19 @@ from ...protocol.time_limits import (
     NANNY_REPEAT_SECONDS,
     NAP_SECONDS,
 )
-from ...rank_sessions import HeldSession, end_abandoned
-from ..startup.connection import Hellos
-from ..startup.startup_args import write_whole
+from ..startup.connection import Connection, Hellos
 from .controller_watch import ClusterWatch, open_probe
 from .exit_report import ExitReport
 from .ipc import CELL_BEGIN, IDENTITY, LATE, PLACED, SAMPLES, NannyEnd, Wire, read_all
 from .log_file import RankLog
 from .output_batching import OutputBatcher
-from .process_tree import Wake, adopt_orphans, end_descendants, interrupt, is_ending, signal_main_thread
+from .process_tree import Wake, adopt_orphans, interrupt, is_ending, signal_main_thread
 from .publish import ActivityReporter, SideChannel
 from .replay_buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     import resource
     from collections.abc import Callable
-
-    from ..startup.connection import Connection
 
 
 serves = Handlers()
@@ -67,14 +65,7 @@ serves = Handlers()
 class Nanny:
     """Supervise one rank until it exits."""
 
-    def __init__(
-        self,
-        pid: int,
-        wire: Wire,
-        connect: Callable[[], Connection],
-        on_end: Callable[[], None] = lambda: None,
-        lifeline: int | None = None,
-    ) -> None:
+    def __init__(self, pid: int, wire: Wire, on_end: Callable[[], None], lifeline: int | None) -> None:
         self._pid = pid
         self._on_end = on_end  # called once no process of the rank is left
         self._lifeline = lifeline  # a descriptor that shows the end of the process that the launcher has started
@@ -82,7 +73,6 @@ class Nanny:
         self._wire = NannyEnd(wire)
         self._pipes = {wire.stdout_read: "stdout", wire.stderr_read: "stderr"}
         self._taken: list[tuple[str, bytes]] = []  # (stream, bytes) read from the pipes, not handled yet
-        self._connect = connect
         self._engine = ""
         self._hub_id: int | None = None
         self._has_subscriber = False
@@ -97,11 +87,11 @@ class Nanny:
     def run(self) -> None:
         """Run until the rank has exited; then report the exit and end what the rank left behind."""
         self._become_reaper()
-        connection = self._connect()
+        self._connection = connection = Connection.wait(os.environ[CONNECTION_FILE])
+        connection.check_ports()
         local = Path(os.environ[LOCAL_DIR])
-        held = HeldSession(local, self._pid)
-        end_abandoned(local)  # what the rank that this one replaces left behind
-        self._connection = connection
+        held = rank_sessions.HeldSession(local, self._pid)
+        rank_sessions.end_abandoned(local)  # what the rank that this one replaces left behind
         self._session = Session(key=connection.key, signature_scheme=connection.signature_scheme)
         self._identity = f"nanny-{uuid.uuid4().hex}"
         self._context = zmq.Context()
@@ -124,7 +114,8 @@ class Nanny:
         try:
             self._loop()
         finally:
-            end_descendants()
+            # Also what this process adopted from its rank; not warm processes.
+            rank_sessions.end(lambda: rank_sessions.descendants(os.getpid()))
             held.release()
             self._log.close()
             self._metrics.close()
@@ -165,7 +156,8 @@ class Nanny:
         for source in handlers:
             self._poller.register(source, zmq.POLLIN)
         while True:
-            self._send_hello()
+            if self._may_send_hello() and self._hellos.is_due():
+                self._publish_record(self._hello())
             events = dict(self._poller.poll(self._poll_ms()))
             for source, handle in handlers.items():
                 if source in events:
@@ -186,12 +178,8 @@ class Nanny:
         self._poller.unregister(lifeline)
         self._signal(signal.SIGKILL)
 
-    def _send_hello(self) -> None:
-        """Publish this nanny's hello, repeatedly, until the rank has received its identity."""
-        if self._may_send_hello() and self._hellos.is_due():
-            self._publish_record(self._hello())
-
     def _may_send_hello(self) -> bool:
+        """Whether to send this nanny's hello, repeatedly: until the rank has received its identity."""
         return self._has_subscriber and bool(self._engine) and not self._hellos.is_known
 
     def _hello(self) -> NannyHello:
@@ -276,8 +264,13 @@ class Nanny:
                 self._on_message(token, frames)
             elif kind == CELL_BEGIN:
                 self._on_cell(self._session.unpack(frames[0]))
-            else:
-                self._on_note(kind, frames)
+            # The others have no position within the cell's output.
+            elif kind == LATE:
+                self._output.add_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
+            elif kind == SAMPLES:
+                self._on_metrics(frames[0])
+            elif kind == IDENTITY:
+                self._on_identity(self._session.unpack(frames[0]))
 
     def _on_closed_wire(self) -> None:
         """End a rank that has closed its end of the socket: it can't report anything any more."""
@@ -285,15 +278,6 @@ class Nanny:
             self._exit_report.has_closed_wire = True
             self._kill_at = time.monotonic() + KILL_GRACE_SECONDS
             self._signal(signal.SIGTERM)
-
-    def _on_note(self, kind: bytes, frames: list[bytes]) -> None:
-        """Handle a frame group that has no position within the cell's output."""
-        if kind == LATE:
-            self._output.add_late(self._session.unpack(frames[0]), frames[1].decode(), frames[2])
-        elif kind == SAMPLES:
-            self._on_metrics(frames[0])
-        elif kind == IDENTITY:
-            self._on_identity(self._session.unpack(frames[0]))
 
     def _on_message(self, token: bytes, frames: list[bytes]) -> None:
         """Publish a message, and write the text form of a display or a result to the log."""
@@ -332,7 +316,7 @@ class Nanny:
     def _on_metrics(self, data: bytes) -> None:
         try:
             self._metrics.write(unpack(data))
-            self._side_channel.publish_metrics(data)  # clients that join later read the file
+            self._side_channel.publish_packed(METRICS, data)  # clients that join later read the file
         except (TypeError, ValueError) as error:  # a bad metric must not end the rank
             self._output.add("stderr", f"metrics were lost: {type(error).__name__}: {error}\n".encode())
 
@@ -443,7 +427,7 @@ class Nanny:
         """Write the death to a file, for clients that join later."""
         try:
             report_path = Path(os.environ[PROFILE_DIR]) / f"death-{self._engine}.json"
-            write_whole(report_path, json.dumps(death.to_content()))
+            replace_private(report_path, json.dumps(death.to_content()))
         except OSError as error:
             # A client that joins detects that the process has ended.
             sys.stderr.write(f"the report of the exit could not be written: {error}\n")

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ... import rank_sessions
 from ...process_table import WARM_PROCESS, stat_fields
 from ...protocol.time_limits import INTERRUPT_WAKE_SECONDS, PROGRAM_SECONDS
 
@@ -135,11 +134,6 @@ def descendants(pid: int) -> Iterator[int]:
         if WARM_PROCESS.encode() not in _command(child).split(b"\0"):
             yield child
             yield from descendants(child)
-
-
-def end_descendants() -> None:
-    """End all descendants, including those that this process adopted from its rank; not warm processes."""
-    rank_sessions.end(lambda: rank_sessions.descendants(os.getpid()))
 
 
 def is_ending(pid: int) -> bool:

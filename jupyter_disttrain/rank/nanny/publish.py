@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.environment import REPORT_USE
-from ...protocol.messages import FIGURES_TOPIC, METRICS, USED_TOPIC, Used
+from ...protocol.messages import FIGURES_TOPIC, USED_TOPIC, Used
 
 if TYPE_CHECKING:
     import zmq
@@ -37,13 +37,10 @@ class SideChannel:
 
     def publish_figures(self, record: Record) -> None:
         """Publish figures of the rank or of its node."""
-        self._send(record.msg_type, self._session.pack(record.to_content()))
+        self.publish_packed(record.msg_type, self._session.pack(record.to_content()))
 
-    def publish_metrics(self, data: bytes) -> None:
-        """Publish metrics that the rank logged, packed by ``metric_blocks.pack``."""
-        self._send(METRICS, data)
-
-    def _send(self, msg_type: str, data: bytes) -> None:
+    def publish_packed(self, msg_type: str, data: bytes) -> None:
+        """Publish figures, or metrics that the rank logged and ``metric_blocks.pack`` has packed."""
         self._pub.send_multipart([FIGURES_TOPIC + msg_type.encode(), self.engine.encode(), data])
 
 

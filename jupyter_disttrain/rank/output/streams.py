@@ -15,10 +15,10 @@ import os
 import select
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..interrupts.deferral import outwards
 from ..kernel.cell_threads import earlier_cell
 from ..nanny.ipc import restore_input
 
@@ -44,20 +44,11 @@ class Turns:
         self.lock = threading.RLock()
         self._speaker: RankStream | None = None  # the stream that sent last
         self.send_late: Callable[[dict[str, Any], str, bytes], None] | None = None  # sends text to an earlier cell
-        self.is_muted = False
+        self.is_muted = False  # drops what is printed; what keeps a stream, such as a logger, can print on it later
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        """Drop what is printed meanwhile; what keeps a stream, such as a logger, can print on it afterwards."""
-        self.is_muted = True
-        try:
-            yield
-        finally:
-            self.is_muted = False
 
     def take(self, stream: RankStream) -> None:
         """Let ``stream`` write, after the nanny has read the other stream's output."""
@@ -112,10 +103,6 @@ class RankStream(io.TextIOBase):
     def writable(self) -> bool:
         """Return True."""
         return True
-
-    def isatty(self) -> bool:
-        """Return False: no terminal answers on this stream."""
-        return False
 
     def reconfigure(self, **_options: Any) -> None:
         """Do nothing: lines are sent at once and every character can be written, which is what scripts ask for."""
@@ -215,7 +202,9 @@ class RankStream(io.TextIOBase):
         frames = sys._current_frames()  # noqa: SLF001
         del frames[threading.get_ident()]  # this frame would hold itself, and with it all threads' frames, for long
         for key, unfinished in list(self._open.items()):
-            if seen.get(key) == len(unfinished.parts) and unfinished.place not in _places(frames.get(key[0])):
+            if seen.get(key) != len(unfinished.parts):
+                continue
+            if unfinished.place not in [_place(frame) for frame in outwards(frames.get(key[0]))]:
                 self._send(self._open.pop(key))
 
 
@@ -245,14 +234,6 @@ class _Bytes(io.RawIOBase):
 def _place(frame: FrameType) -> _Place:
     """Return the frame's id and instruction, without holding the frame, which would hold the user's variables."""
     return id(frame), id(frame.f_code), frame.f_lasti
-
-
-def _places(frame: FrameType | None) -> list[_Place | None]:
-    found: list[_Place | None] = []
-    while frame is not None:
-        found.append(_place(frame))
-        frame = frame.f_back
-    return found
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

@@ -36,9 +36,6 @@ class Counts:
         self._messages: dict[str, int] = {}  # by sender and receiver, e.g. "0>1"
         self._has_unknown_senders = False  # whether a receive accepts messages from any rank
         self._inside = threading.local()
-        self._hook()
-
-    def _hook(self) -> None:
         for name, peer in _BETWEEN_TWO.items():
             wrapped = self._wrap(getattr(c10d, name), peer)
             # Scripts and libraries use the function by either name; torch compares functions with both.

@@ -62,13 +62,13 @@ def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
     """Return NCCL's entries; an empty list also if the device does not respond or its context is lost."""
     if not hasattr(sys.modules.get(_C10D), _OF_NCCL) or not _reading.acquire(timeout=limit_s or -1):
         return []  # this torch has none, or an earlier read still waits for the driver
-    found: list[list[dict[str, Any]]] = []
+    found: list[dict[str, Any]] = []
 
     def read() -> None:
         try:
-            found.append(_read(_OF_NCCL, only_active=only_active))
+            found.extend(_read(_OF_NCCL, only_active=only_active))
         except RuntimeError:
-            found.append([])  # the CUDA context is lost, which the cell's own error reports
+            pass  # the CUDA context is lost, which the cell's own error reports
         finally:
             _reading.release()
 
@@ -82,7 +82,7 @@ def _of_nccl(*, only_active: bool, limit_s: float) -> list[dict[str, Any]]:
         reader.join(limit_s)
     else:
         read()
-    return found[0] if found else []
+    return found.copy()  # a late reader must not change it
 
 
 def _read(dump: str, *, only_active: bool) -> list[dict[str, Any]]:

@@ -71,7 +71,8 @@ def end_forgotten_waits() -> None:
     if gloo is None:
         return
     waits = _waits(gloo.vtables)
-    deadline = time.monotonic() + SETTLED_SECONDS * _processes_per_core()
+    processes_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    deadline = time.monotonic() + SETTLED_SECONDS * min(BUSIEST, max(1.0, processes_per_core))
     while waits and time.monotonic() < deadline:
         time.sleep(GLOO_WAITS_POLL_SECONDS)  # threads in which Gloo itself raises are about to leave
         waits &= _waits(gloo.vtables)
@@ -82,11 +83,6 @@ def end_forgotten_waits() -> None:
         if _is_in(wait, gloo.vtables):
             gloo.end(wait, error)
         gloo.forget(error)
-
-
-def _processes_per_core() -> float:
-    """Return this machine's load per core, between 1 and ``BUSIEST``."""
-    return min(BUSIEST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def _is_in(wait: Wait, vtables: Mapping[str, int]) -> bool:
@@ -151,22 +147,22 @@ def _wait_of(thread: int, vtables: Mapping[str, int]) -> Wait | None:
         return None
     address, stack_pointer = sleep
     start = (address - max(_REACH.values())) & ~7
-    data = _memory(start, address - start)
+    data = read_memory(start, address - start)
     if not data:  # the mapping begins within these bytes
         start = max(start, address & -PAGE_BYTES)
-        data = _memory(start, address - start)
+        data = read_memory(start, address - start)
     places = {what: data.rfind(vtable.to_bytes(8, "little")) for what, vtable in vtables.items()}
     what, at = max(places.items(), key=lambda place: place[1])
     begin = start + at
     if at < 0 or at % 8 or address - begin > _REACH[what]:
         return None
-    stack = memoryview(_memory(stack_pointer & -8, _STACK_BYTES)).cast("Q")
+    stack = memoryview(read_memory(stack_pointer & -8, _STACK_BYTES)).cast("Q")
     return Wait(thread, what, begin) if any(begin <= each < address - _CONDITION_BYTES for each in stack) else None
 
 
-def _memory(start: int, size: int) -> bytes:
+def read_memory(start: int, size: int) -> bytes:
     """Return bytes of this process's memory; none if they are not mapped."""
-    with suppress(OSError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
+    with suppress(OSError, OverflowError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), size, start)
     return b""
 

@@ -40,12 +40,7 @@ class EventLoop:
 
 def epoll_descriptors() -> set[int]:
     """Return the epoll instances of this process."""
-    found = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            if str(link.readlink()) == "anon_inode:[eventpoll]":
-                found.add(int(link.name))
-    return found
+    return {descriptor for descriptor, file in _descriptors() if file == "anon_inode:[eventpoll]"}
 
 
 def event_loops(descriptors: set[int]) -> list[EventLoop]:
@@ -83,34 +78,32 @@ def inodes() -> frozenset[int] | None:
         return None
 
 
-def shut_down_opened(before: frozenset[int], kind: str, spared_port: int) -> int:
-    """Shut down the sockets opened since ``before`` that may be NCCL's; return how many.
+def shut_down_opened(before: frozenset[int], kind: str, spared_port: int) -> None:
+    """Shut down the sockets opened since ``before`` that may be NCCL's.
 
     ``kind`` is ``"connected"`` or ``"listens"``; ``spared_port`` is the store's. Sockets of Python code are spared.
     """
     opened = {fd: inode for fd, inode in _sockets().items() if inode not in before}
     watched = {inode for loop in epoll_descriptors() for _, inode in _watched(loop)}
     of_python = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
-    count = 0
     for fd, inode in opened.items():
         if inode in watched or fd in of_python or _kind(fd, inode) != kind:
             continue
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # it may have ended already
             if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) and sock.getsockname()[1] != spared_port:
                 sock.shutdown(socket.SHUT_RDWR)  # ends an accept, too
-                count += 1
-    return count
 
 
 def _sockets() -> dict[int, int]:
     """Return descriptor and inode of this process's sockets."""
-    found = {}
+    return {descriptor: int(file[8:-1]) for descriptor, file in _descriptors() if file.startswith("socket:[")}
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    """Yield each descriptor of this process, and its file as Linux names it."""
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            target = str(link.readlink())
-            if target.startswith("socket:["):
-                found[int(link.name)] = int(target[8:-1])
-    return found
+            yield int(link.name), str(link.readlink())
 
 
 def _watched(descriptor: int) -> Iterator[tuple[int, int]]:

@@ -48,11 +48,6 @@ class GroupRecord:
     held: weakref.ref[Any]  # the ProcessGroup; weak, so that a destroyed group is freed
     loops: tuple[EventLoop, ...]
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether it is the group of threads that write a checkpoint, which cells do not see."""
-        return self.description == BESIDE
-
 
 def leave_defaults_open() -> None:
     """Have the functions of ``torch.distributed.nn`` use the default group at the time of the call.
@@ -125,7 +120,7 @@ class Groups:
     @property
     def of_cells(self) -> dict[str, GroupRecord]:
         """The live groups that cells see; they are formed again after a release."""
-        return {name: record for name, record in self.live.items() if not record.is_beside}
+        return {name: record for name, record in self.live.items() if record.description != BESIDE}
 
     def keep_line(self, name: str, made_at: str) -> None:
         """Set the line that made a group to that of the group that it replaces."""
@@ -142,10 +137,9 @@ class Groups:
         All aborts start at the same time, because one may wait for the device while a kernel of another group occupies
         it. NCCL requires the same order on all ranks.
         """
-        records = sorted(self.live.items(), reverse=True)
         aborts = {
             name: threading.Thread(target=_abort_devices, args=(held,), name=f"abort of group {name}", daemon=True)
-            for name, record in records
+            for name, record in sorted(self.live.items(), reverse=True)
             if _devices_of(held := record.held())
         }
         for abort in aborts.values():

@@ -111,11 +111,10 @@ class RankEngine(IPEngine):
 
     def _start_heart(self) -> None:
         """Reply to the controller's heartbeats, in a thread of their own."""
-        info = self._connection.info
         keys = {name: getattr(self, name) for name in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
         urls = [self._connection.url(name) for name in ("hb_ping", "hb_pong")]
         heart = Heart(*urls, heart_id=self.bident, **keys)
-        if is_ipv6(info):
+        if is_ipv6(self._connection.info):
             heart.device.setsockopt_in(zmq.IPV6, 1)
             heart.device.setsockopt_out(zmq.IPV6, 1)
         heart.start()
@@ -162,8 +161,11 @@ class RankEngine(IPEngine):
         return kernel
 
     def _run_profile(self, app: ProfileApp, shell: RankShell) -> list[str]:
-        with self._turns.muted():  # its output is not shown, as in an ordinary kernel
+        self._turns.is_muted = True  # its output is not shown, as in an ordinary kernel
+        try:
             return self._profile.run(app, shell)
+        finally:
+            self._turns.is_muted = False
 
     def _send_hello(self) -> None:
         if self._hellos.is_known:

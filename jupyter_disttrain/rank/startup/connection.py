@@ -46,12 +46,9 @@ class Connection:
     def wait(cls, path: str, timeout_s: float = 60.0) -> Connection:
         """Wait until the controller has written the file, and read it.
 
-        Raises
-        ------
-        TimeoutError
-            If the file is not written in time, or its folder was removed because the cluster has ended.
-        ConnectionError
-            If the file is not this user's own: the rank would connect where another user wants it to.
+        Raises a TimeoutError if the file is not written in time, or its folder was removed because the cluster has
+        ended; a ConnectionError if the file is not this user's own: the rank would connect where another user wants it
+        to.
         """
         deadline = time.monotonic() + timeout_s
         pause = SHORTEST_POLL_SECONDS
@@ -123,10 +120,7 @@ class Connection:
     def check_ports(self) -> None:
         """Check that all channels can be reached over the network.
 
-        Raises
-        ------
-        ConnectionError
-            If one can't; the message names both hosts and the remedy.
+        Raises a ConnectionError if one can't; the message names both hosts and the remedy.
         """
         if not self.over_network:
             return

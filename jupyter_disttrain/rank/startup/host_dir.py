@@ -26,10 +26,7 @@ from ...rank_sessions import remove_unheld
 def make_private(path: Path) -> None:
     """Make a private folder where other users may already have made one of that name.
 
-    Raises
-    ------
-    LaunchError
-        If the folder belongs to another user or others may enter it.
+    Raises a LaunchError if the folder belongs to another user or others may enter it.
     """
     with contextlib.suppress(FileExistsError):  # also for a link of that name
         path.mkdir(mode=0o700, parents=True)
@@ -44,10 +41,7 @@ def make_private(path: Path) -> None:
 class HostFolder:
     """A nanny's lock on the cluster's folder; on the notebook's own host it has no effect.
 
-    Raises
-    ------
-    LaunchError
-        If the folder belongs to another user or others may enter it.
+    Raises as :func:`make_private`.
     """
 
     def __init__(self) -> None:

@@ -47,11 +47,8 @@ def _only_from(networks: Sequence[ipaddress.IPv4Network]) -> list[tuple[int, int
 def hide_listeners(network: str | None = None) -> list[int]:
     """Restrict this process's TCP sockets that listen on all interfaces to some source addresses; return their ports.
 
-    Parameters
-    ----------
-    network
-        The network of the cluster's hosts, e.g. ``"10.1.0.0/16"``, accepted in addition to 127.0.0.0/8; None accepts
-        127.0.0.0/8 only.
+    ``network`` is that of the cluster's hosts, e.g. ``"10.1.0.0/16"``, accepted in addition to 127.0.0.0/8; None
+    accepts 127.0.0.0/8 only.
     """
     accepted = [_LOOPBACK]
     hosts = ipaddress.ip_network(network) if network else None

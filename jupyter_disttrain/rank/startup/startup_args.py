@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UsageError
-from ...private_files import read_own
+from ...private_files import read_own, replace_private
 from ...protocol.environment import ADDRESSES, HOST, NETWORK, PROFILE_DIR
 from ...protocol.time_limits import JOIN_SECONDS
 
@@ -31,23 +31,19 @@ if TYPE_CHECKING:
 INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "TP_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
 
 
-class JoinArgs(NamedTuple):
-    """How the processes of a job become the ranks of a cluster: see ``join``."""
-
-    file: str
-    timeout_s: float  # timeout for the first process to write it
-    interface: str  # where the controller listens: an interface's name, or a network; empty: chosen
-    backend: str  # see ``config``
-    name: str  # name of the cluster; empty: that of the file
-
-
 class Setup(NamedTuple):
     """The arguments of ``python -m jupyter_disttrain.rank``."""
 
     environment: str = ""  # a file; empty: only the inherited environment
     host: str = ""  # the launcher's name of it; empty: unknown
     ranks: int = 1  # number of processes to start
-    join: JoinArgs | None = None  # None: a client has started this process
+
+    # How the processes of a job become the ranks of a cluster: see ``features.batch_jobs.join``.
+    join: str = ""  # a file; empty: a client has started this process
+    join_timeout_s: float = JOIN_SECONDS  # timeout for the first process to write it
+    interface: str = ""  # where the controller listens: an interface's name, or a network; empty: chosen
+    backend: str = "auto"  # see ``config``
+    name: str = ""  # name of the cluster; empty: that of the file
 
 
 def read_arguments(arguments: Sequence[str]) -> Setup:
@@ -59,39 +55,31 @@ def read_arguments(arguments: Sequence[str]) -> Setup:
     from ...config.cluster import BACKENDS, check_name  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="python -m jupyter_disttrain.rank", description="Start ranks on this host.")
-    parser.add_argument("--environment", default="", metavar="FILE", help="the environment of ranks on other hosts")
-    parser.add_argument("--host", default="", help="the name by which this host is reached")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks to start here")
+    parser.set_defaults(**Setup()._asdict())
+    parser.add_argument("--environment", metavar="FILE", help="the environment of ranks on other hosts")
+    parser.add_argument("--host", help="the name by which this host is reached")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks to start here")
     of_jobs = parser.add_argument_group("in a job of mpirun, srun or torchrun, whose ranks a notebook joins")
     add = of_jobs.add_argument
     add("--join", metavar="FILE", help="for %%dist_attach FILE; a path that all hosts of the job share")
-    add("--join-timeout", type=float, default=JOIN_SECONDS, metavar="S", help="until rank 0 has written it (120)")
-    add("--interface", default="", help="at which rank 0's host is reached: its name, or a network (default: chosen)")
-    add("--backend", choices=BACKENDS, default="auto", help="of the process group; none: ranks without torch")
-    add("--name", default="", help="of the cluster (default: that of FILE)")
-    args = parser.parse_args(arguments)
-    if args.name:
+    add("--join-timeout", dest="join_timeout_s", type=float, metavar="S", help="until rank 0 has written it (120)")
+    add("--interface", help="at which rank 0's host is reached: its name, or a network (default: chosen)")
+    add("--backend", choices=BACKENDS, help="of the process group; none: ranks without torch")
+    add("--name", help="of the cluster (default: that of FILE)")
+    setup = Setup(**vars(parser.parse_args(arguments)))
+    if setup.name:
         try:
-            check_name(args.name)  # in each process: else the others would wait for a rank 0 that has exited
+            check_name(setup.name)  # in each process: else the others would wait for a rank 0 that has exited
         except UsageError as error:
             parser.error(f"argument --name: {error}")
-    joined = JoinArgs(
-        file=args.join or "",
-        timeout_s=args.join_timeout,
-        interface=args.interface,
-        backend=args.backend,
-        name=args.name,
-    )
-    return Setup(environment=args.environment, host=args.host, ranks=args.ranks, join=joined if args.join else None)
+    return setup
 
 
 def enter(setup: Setup) -> None:
     """Load the environment that was written for this process, and choose its network interface.
 
-    Raises
-    ------
-    SystemExit
-        If the file can't be read, or this host is not in the cluster's network; the message names host and remedy.
+    Raises SystemExit if the file can't be read, or this host is not in the cluster's network; the message names host
+    and remedy.
     """
     if setup.environment:
         try:
@@ -114,32 +102,14 @@ def write_trouble(trouble: str) -> None:
     """Report in a file what keeps ranks from starting on this host, where the client can't be reached otherwise."""
     print(trouble, file=sys.stderr, flush=True)  # noqa: T201  (the launcher keeps it)
     path = Path(os.environ[PROFILE_DIR]) / f"trouble-{socket.gethostname()}-{os.getpid()}.txt"
-    write_whole(path, trouble)  # the client checks often, and must not read half of it
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, so that e.g. a full disk leaves no partial file."""
-    fresh = path.with_suffix(".new")
-    try:
-        fresh.write_text(text)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    replace_private(path, trouble)  # the client checks often, and must not read half of it
 
 
 def interface_in(network: str, chosen: Collection[str] = ()) -> str:
-    """Return the name of this host's interface in a network.
+    """Return the name of this host's interface in a network; raises SystemExit if it has none there.
 
-    Parameters
-    ----------
-    chosen
-        Addresses, one of which may be this host's: its interface is preferred over others that are in the network too.
-
-    Raises
-    ------
-    SystemExit
-        If it has none there.
+    ``chosen`` are addresses, one of which may be this host's: its interface is preferred over others that are in the
+    network too.
     """
     import psutil  # noqa: PLC0415  (it would delay the start of ranks on one machine)
 

@@ -20,7 +20,7 @@ from .shown import show
 
 
 def become(request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:
-    """Take over the state that was sent: see ``start.Wanted``; return the descriptors that have a name.
+    """Take over the state that was sent: see ``start.fork``; return the descriptors that have a name.
 
     ``descriptors`` are those of the working directory, of ``request["named"]`` and of ``request["numbers"]``.
     """

@@ -63,7 +63,7 @@ def label_of(environment: Mapping[str, str]) -> str:
         [sys.executable, sys.version],
         sorted(_at_import(environment)),
         sorted(_changes(environment)),
-        [[number, resource.getrlimit(number)[1]] for number in _limits()],
+        [[number, resource.getrlimit(number)[1]] for number in limits()],
         [os.getpriority(os.PRIO_PROCESS, 0), *_of_system()],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
@@ -138,7 +138,8 @@ def _newest(paths: Sequence[Path]) -> int:
     return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
 
 
-def _limits() -> list[int]:
+def limits() -> list[int]:
+    """Return the numbers of the limits of a process, as in ``resource``."""
     return sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 

@@ -9,7 +9,6 @@ What it has imported is hidden from Python's garbage collector, so the forks sha
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import select
@@ -135,14 +134,11 @@ class WarmProcess:
             self._forget(sock)
             return
         own = {each.fileno() for each in self._sockets()}
-        taken = any(_is_open(number) for number in set(request["numbers"][3:]) - own - set(descriptors))
+        others = set(request["numbers"][3:]) - own - set(descriptors)
+        taken = any(os.path.lexists(f"/proc/self/fd/{number}") for number in others)
         reason = self._reason or ("its file descriptors are in use in the warm process" if taken else "")
-        if reason:
-            channel.close_all(descriptors)
-            self._reply(sock, {"reason": reason})
-            return
         forked: dict[int, str] = {}
-        for _ in range(request["count"]):
+        while not reason and len(forked) < request["count"]:
             try:
                 pid = os.fork()
             except OSError as error:  # no more processes are allowed, or there is no memory
@@ -202,11 +198,3 @@ class WarmProcess:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_GETFD)
-    except OSError:
-        return False
-    return True

@@ -17,46 +17,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
 from ...process_table import WARM_PROCESS, runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
 from ..nannies import signal_all
 from . import channel
-from .label import import_environment, label_of
+from .label import import_environment, label_of, limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NANNY, PROGRAM = "nanny", "program"  # what a fork becomes
-
-
-class Wanted(NamedTuple):
-    """What a fork becomes: see ``forked.become``."""
-
-    what: str  # which of the functions of the warm process it runs
-    environment: Mapping[str, str]
-    folder: int  # a descriptor of the working directory
-    arguments: Sequence[str]  # the command that is shown
-    named: Mapping[str, int]  # descriptors that the function gets, by name
-    numbered: Mapping[int, int]  # other descriptors, by the number that they get
-    forks: int = 1  # number of processes to fork; a tuple has a method ``count``
-
-    def to_content(self) -> dict[str, Any]:
-        """Return the JSON form, with the state of this process that a program started by it would inherit."""
-        return {
-            "what": self.what,
-            "count": self.forks,
-            "environment": dict(self.environment),
-            "arguments": list(self.arguments),
-            "named": list(self.named),
-            "numbers": list(self.numbered),
-            "umask": _umask(),
-            "limits": [[number, *resource.getrlimit(number)] for number in _limits()],
-            "affinity": sorted(os.sched_getaffinity(0)),
-            "ignored": [int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
-        }
 
 
 class Forks:
@@ -80,19 +53,18 @@ class Forks:
         """Return the descriptor that is readable once one of them has ended."""
         return self._sock.fileno()
 
-    def wait(self) -> tuple[int, int | None]:
-        """Wait for the end of the next one; return its process ID and its status as from ``os.waitpid``.
-
-        The status is None if the warm process was killed, which nothing that it has forked depends on.
-        """
+    def wait(self) -> tuple[int, int]:
+        """Wait for the end of the next one; return what :meth:`poll` does, but 0 as an unknown status."""
         while (end := self.poll()) is None:
             time.sleep(OWNER_SECONDS)
-        return end
+        pid, status = end
+        return pid, status or 0
 
     def poll(self) -> tuple[int, int | None] | None:
-        """Return the next end, for which this waits, as :meth:`wait` does.
+        """Wait for the end of the next one; return its process ID and its status as from ``os.waitpid``.
 
-        Once ``is_abandoned``, None if none has ended, without waiting.
+        The status is None if the warm process was killed, which nothing that it has forked depends on. Once
+        ``is_abandoned``, this does not wait, and returns None if none has ended.
         """
         message = None if self.is_abandoned else channel.receive(self._sock)[0]
         if message is not None:
@@ -110,20 +82,7 @@ class Forks:
         self._sock.close()
 
 
-class WarmNannies(Forks):
-    """Nannies that a warm process has forked for this process, which waits for them to the end."""
-
-    def __init__(self, forks: Forks, lifeline: int | None) -> None:
-        super().__init__(forks._sock, forks._started)  # noqa: SLF001
-        self._lifeline = lifeline  # closed with this process, which the nanny sees
-
-    def wait(self) -> tuple[int, int]:
-        """Wait as :class:`Forks` does; an unknown status counts as 0."""
-        pid, status = super().wait()
-        return pid, status or 0
-
-
-def fork_nannies(count: int) -> WarmNannies:
+def fork_nannies(count: int) -> Forks:
     """Have the warm process for this process's environment fork nannies, in this process's state.
 
     A single nanny ends its rank when this process is killed: a launcher that kills it means the rank.
@@ -133,40 +92,72 @@ def fork_nannies(count: int) -> WarmNannies:
     LaunchError
         If it can't, with the reason.
     """
-    ends = os.pipe() if count == 1 else None
+    ends = os.pipe() if count == 1 else None  # the second is closed with this process, which the nanny sees
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
-        forks = fork(
-            Wanted(
-                what=NANNY,
-                forks=count,
-                environment=os.environ,
-                folder=folder,
-                arguments=[sys.executable, *sys.orig_argv[1:]],
-                named={"lifeline": ends[0]} if ends else {},
-                numbered={number: number for number in (0, 1, 2, *_inherited())},
-            )
+        return fork(
+            NANNY,
+            count=count,
+            environment=os.environ,
+            folder=folder,
+            arguments=[sys.executable, *sys.orig_argv[1:]],
+            named={"lifeline": ends[0]} if ends else {},
+            numbered={number: number for number in (0, 1, 2, *_inherited())},
         )
     finally:
         os.close(folder)
         if ends:
             os.close(ends[0])
-    return WarmNannies(forks, ends and ends[1])
 
 
-def fork(wanted: Wanted) -> Forks:
+def fork(
+    what: str,
+    *,
+    environment: Mapping[str, str],
+    folder: int,
+    arguments: Sequence[str],
+    named: Mapping[str, int],
+    numbered: Mapping[int, int],
+    count: int = 1,
+) -> Forks:
     """Have the warm process for an environment fork processes.
+
+    They get this process's umask, limits, CPU affinity and ignored signals, as a program that it starts would.
+
+    Parameters
+    ----------
+    what
+        Which of the functions of the warm process they run.
+    folder
+        A descriptor of the working directory.
+    arguments
+        The command that is shown.
+    named
+        Descriptors that the function gets, by name.
+    numbered
+        Other descriptors, by the number that they get.
 
     Raises
     ------
     LaunchError
         If it can't, with the reason.
     """
-    request = wanted.to_content()
-    descriptors = [wanted.folder, *wanted.named.values(), *wanted.numbered.values()]
-    environment = import_environment(wanted.environment, str(Path(f"/proc/self/fd/{wanted.folder}").readlink()))
+    request = {
+        "what": what,
+        "count": count,
+        "environment": dict(environment),
+        "arguments": list(arguments),
+        "named": list(named),
+        "numbers": list(numbered),
+        "umask": _umask(),
+        "limits": [[number, *resource.getrlimit(number)] for number in limits()],
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "ignored": [int(each) for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN],
+    }
+    descriptors = [folder, *named.values(), *numbered.values()]
+    imports_in = import_environment(environment, str(Path(f"/proc/self/fd/{folder}").readlink()))
     for _ in range(2):  # a warm process that nothing needed may have ended just after the connection
-        sock = connect(environment)
+        sock = connect(imports_in)
         reply = None
         with contextlib.suppress(OSError):
             channel.send(sock, request, descriptors)
@@ -234,7 +225,3 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def _limits() -> list[int]:
-    return sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})

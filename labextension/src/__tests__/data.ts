@@ -36,7 +36,6 @@ export function makeNode(host: string, rest: Partial<INode> = {}): INode {
     memory_used_bytes: 8.25 * 2 ** 30,
     memory_total_bytes: 256 * 2 ** 30,
     disk_free_bytes: 100 * 2 ** 30,
-    disk_total_bytes: 500 * 2 ** 30,
     received_bytes_per_s: 1500,
     sent_bytes_per_s: 2.5e6,
     infiniband_received_bytes_per_s: 0,

@@ -66,7 +66,6 @@ export interface INode {
   memory_used_bytes: number;
   memory_total_bytes: number;
   disk_free_bytes: number;
-  disk_total_bytes: number;
   received_bytes_per_s: number;
   sent_bytes_per_s: number;
   infiniband_received_bytes_per_s: number;

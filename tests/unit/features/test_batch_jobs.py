@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_disttrain import private_files
 from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.client.transport.ssh_tunnel import Tunnel
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs import join
-from jupyter_disttrain.rank.startup.startup_args import write_whole
+from jupyter_disttrain.private_files import replace_private
 
 
 @pytest.mark.parametrize("content", ['{"lr": 0.1}', "not JSON", "[1]", '{"connection": 1}', "\0\xff"])
@@ -67,13 +68,13 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_notice_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notice = tmp_path / "death-1.json"
-    write_whole(notice, "first")
+    replace_private(notice, "first")
 
     def no_room(path: Path, _text: str) -> None:
         path.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", no_room)
+    monkeypatch.setattr(private_files, "write_private", no_room)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(notice, "second")
+        replace_private(notice, "second")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]

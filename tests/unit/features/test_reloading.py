@@ -69,7 +69,7 @@ def test_variables_and_objects_get_the_new_code(edit: Callable[..., None]) -> No
     )
     for number, name in enumerate(("new", "newer"), 2):
         edit(name, number, "foreign.relu", "foreign.gelu")
-        assert modules.reload(cells) == {"reloaded": ["reloadable"], "failed": {}, "kept": []}
+        assert modules.reload(cells) == {"reloaded": ["reloadable"], "failed": [], "kept": []}
         module = cells["reloadable"]
         assert all(cells[each] is getattr(module, each) for each in ("Slots", "Data", "Base", "Child", "Mode"))
         assert [type(each) for each in cells["things"]] == [module.Slots, module.Data, module.Base, module.Child]
@@ -86,7 +86,7 @@ def test_super_may_be_added_and_removed(edit: Callable[..., None]) -> None:
     exec("from reloadable import Child; child = Child()", cells)
     for old, new in (("super().name()", "'own'"), ("", "")):
         edit("base", old=old, new=new)
-        assert modules.reload(cells)["failed"] == {}
+        assert modules.reload(cells)["failed"] == []
         assert cells["child"].name() == cells["Child"]().name() == (new.strip("'") or "base")
 
 
@@ -98,7 +98,7 @@ def test_objects_that_keep_the_old_code_are_named(edit: Callable[..., None]) -> 
     (kept,) = modules.reload(cells)["kept"]
     assert kept.startswith("reloadable.Slots (")
     assert "layout differs" in kept
-    synced = Synced(reloaded={}, brought={}, kept={kept: (0, 1)})
+    synced = Synced(reloaded={}, brought={}, kept={kept: (0, 1)}, removed={})
     assert str(synced) == f"objects of {kept} on ranks 0-1 keep the old code; create them again"
     assert cells["Slots"]().name() == "new"
 
@@ -180,7 +180,7 @@ def test_classes_that_a_module_only_uses_and_its_submodules_stay(
     modules, cells = LocalModules(), dict[str, Any]()
     exec("import foreign, pack.sub\nfrom pack import Config\nused = foreign.SGD()", cells)
     code.write_text(PACKAGE.format(optimizer="Adam", made="super().make()"))
-    assert modules.reload(cells) == {"reloaded": ["pack"], "failed": {}, "kept": []}
+    assert modules.reload(cells) == {"reloaded": ["pack"], "failed": [], "kept": []}
     foreign, config = cells["foreign"], cells["Config"]
     assert (foreign.SGD.lr, type(cells["used"])) == (1, foreign.SGD)
     assert config.optimizer is foreign.Adam

@@ -199,7 +199,7 @@ def test_allocation_refuses_more_than_it_has() -> None:
 
 def from_line(line: str) -> SlurmOptions | None:
     args = parse("dist_init", line)
-    return slurm_of(args, args.launcher or "mpi", args.unknown)
+    return slurm_of(args, args.launcher or "mpi")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def test_each_request_has_one_handler_on_its_channel() -> None:
         return sorted(each.__name__ for each in requests)
 
     beside = kinds(RankControlRequest)
-    assert named(list(rank_requests.serves_beside.kinds)) == named(beside)
-    assert named(list(rank_requests.serves.kinds)) == named([kind for kind in kinds(RankRequest) if kind not in beside])
-    assert named(list(nanny.serves.kinds)) == named(kinds(NannyRequest))
+    assert named(list(rank_requests.serves_beside.methods)) == named(beside)
+    assert named(list(rank_requests.serves.methods)) == named(
+        [kind for kind in kinds(RankRequest) if kind not in beside]
+    )
+    assert named(list(nanny.serves.methods)) == named(kinds(NannyRequest))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jupyter_disttrain import private_files
 from jupyter_disttrain.client.registry.cluster_file import take_lease
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.launchers import folders
@@ -94,14 +95,13 @@ def test_folder_of_another_user_or_open_to_others_is_refused(tmp_path: Path, mon
 def test_message_for_the_client_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROFILE_DIR, str(tmp_path))
     seen = []
-    write = Path.write_text
+    write = private_files.write_private
 
-    def look_before_and_after(path: Path, text: str) -> int:
-        written = write(path, text)
+    def look_after(path: Path, content: str) -> None:
+        write(path, content)
         seen.append(list(tmp_path.glob("trouble-*.txt")))
-        return written
 
-    monkeypatch.setattr(Path, "write_text", look_before_and_after)
+    monkeypatch.setattr(private_files, "write_private", look_after)
     write_trouble("no room")
     assert seen == [[]]
     assert [path.read_text() for path in tmp_path.iterdir()] == ["no room"]

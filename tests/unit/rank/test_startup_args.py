@@ -28,6 +28,6 @@ def test_backends_use_the_interface_in_the_cluster_network_unless_the_user_has_s
     for variable, value in {NETWORK: "127.0.0.0/8", ADDRESSES: "10.9.8.7", "GLOO_SOCKET_IFNAME": "eth9"}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    enter(Setup(environment="", host="", ranks=1, join=None))
+    enter(Setup())
     # NCCL takes a name for a prefix unless "=" precedes it.
     assert [os.environ[name] for name in INTERFACE_VARIABLES] == ["eth9", "lo", "=lo"]

@@ -204,7 +204,8 @@ def _hold(name: str, value: Any) -> Any:
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise TypeError(f"log_metrics accepts numbers, but {name} is {_kind(value)}") from None
+            kind = f"the text {value!r:.40}" if isinstance(value, str) else f"a {type(value).__name__}"
+            raise TypeError(f"log_metrics accepts numbers, but {name} is {kind}") from None
     if value.numel() != 1:
         raise ValueError(f"log_metrics accepts single numbers, but {name} has {value.numel()}; log e.g. {name}.mean()")
     if value.is_complex():
@@ -216,10 +217,6 @@ def _hold(name: str, value: Any) -> Any:
     if value.device.type == "cuda":
         return _OnDevice(value)
     return float(value.detach())
-
-
-def _kind(value: Any) -> str:
-    return f"the text {value!r:.40}" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 class _OnDevice:

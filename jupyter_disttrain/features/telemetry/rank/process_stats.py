@@ -162,7 +162,6 @@ class Node:
         rates = {name: max(0, round((counts[name] - self._counts[name]) / seconds)) for name in counts}
         self._at, self._counts = now, counts
         memory = psutil.virtual_memory()
-        disk = shutil.disk_usage(self._folder)
         return NodeVitals(
             time_s=time.time(),
             host=socket.gethostname(),
@@ -171,8 +170,7 @@ class Node:
             load=os.getloadavg()[0],
             memory_used_bytes=memory.total - memory.available,
             memory_total_bytes=memory.total,
-            disk_free_bytes=disk.free,
-            disk_total_bytes=disk.total,
+            disk_free_bytes=shutil.disk_usage(self._folder).free,
             **rates,
         )
 
@@ -190,8 +188,5 @@ def _traffic() -> dict[str, int]:
 
 
 def _infiniband(counter: str) -> int:
-    total = 0
-    for path in _INFINIBAND.glob(f"*/ports/*/counters/{counter}"):
-        text = path.read_text().strip()
-        total += int(text) * _COUNT_BYTES if text.isdigit() else 0
-    return total
+    texts = [path.read_text().strip() for path in _INFINIBAND.glob(f"*/ports/*/counters/{counter}")]
+    return sum(int(text) * _COUNT_BYTES for text in texts if text.isdigit())

@@ -23,7 +23,7 @@ from jupyter_disttrain.errors import ClusterClosedError, LaunchError, RankFailur
 from jupyter_disttrain.features.batch_jobs import join
 from jupyter_disttrain.protocol.controller_args import choose_ports
 from jupyter_disttrain.protocol.shared_memory import PREFIX, ROOT
-from jupyter_disttrain.rank.startup.startup_args import JoinArgs, Setup
+from jupyter_disttrain.rank.startup.startup_args import Setup
 
 from ....support.join_tools import ENGINE, LAUNCHED_BY_HAND, Job, start_process
 from ....support.process_tools import controllers_of, processes_of_cluster, wait_until
@@ -85,9 +85,9 @@ def test_job_that_cannot_start_reports_why_and_leaves_nothing(
     else:
         monkeypatch.setattr(join.JobFile, "write", _no_room)
         message = "can't write .*: No space left on device; name another file"
-    setup = JoinArgs(file=str(file), name=name, timeout_s=1.0, interface="", backend="none")
+    setup = Setup(join=str(file), name=name, join_timeout_s=1.0, backend="none")
     with pytest.raises(SystemExit, match=message):
-        join.join(Setup(environment="", host="", ranks=1, join=setup))
+        join.join(setup)
     assert not list(tmp_path.iterdir())
     assert not list(ROOT.glob(f"{PREFIX}{name}-*"))
 
