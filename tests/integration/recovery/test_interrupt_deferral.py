@@ -248,7 +248,7 @@ AT_ANY_LINE = """
 import signal, sys
 kernel = get_ipython().kernel
 own = {name: getattr(type(kernel), name).__code__ for name in ("execute_request", "_serve_cell", "_execute",
-       "_ignore_sigint", "_interrupt", "_cancel_on_sigint", "do_execute", "_end_cell", "post_handler_hook")}
+       "_ignore_sigint", "_interrupt", "_cancel_on_sigint", "do_execute", "post_handler_hook")}
 own["run_cell_async"] = type(get_ipython()).run_cell_async.__code__
 own["run_code"] = type(get_ipython()).__mro__[2].run_code.__code__
 own = set(own.values())
