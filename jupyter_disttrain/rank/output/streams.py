@@ -34,6 +34,9 @@ _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
 _libc = ctypes.CDLL(None)
 _Place = tuple[int, int, int]
+# Held while another thread of this package has a file open. Where a cell has closed 0, 1 or 2, the file may have that
+# number: restored before that thread closes the file, the descriptor would be closed again.
+own_files = threading.Lock()
 
 
 class Turns:
@@ -274,12 +277,13 @@ class Descriptors:
 
     def restore(self) -> str:
         """Restore the rank's own descriptors; returns a message that names those that were changed."""
-        changed = [number for number, file in self._files.items() if _file_of(number) != file]
-        for number in changed:
-            if number == 0:
-                restore_input()
-            else:
-                os.dup2(self._own[number], number)
+        with own_files:
+            changed = [number for number, file in self._files.items() if _file_of(number) != file]
+            for number in changed:
+                if number == 0:
+                    restore_input()
+                else:
+                    os.dup2(self._own[number], number)
         if not changed:
             return ""
         which = " and ".join(map(str, changed))

@@ -25,6 +25,7 @@ from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING
 from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.current_call import mpi_call
+from ....rank.output.streams import own_files
 from ....rank.output.user_code import is_own
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
@@ -72,8 +73,8 @@ class Sampler:
         self._standstill = Standstill()
         self._has_failed = False
         self._main = threading.main_thread().ident or 0
+        self._clock = time.pthread_getcpuclockid(self._main)
         self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python's thread number is from before the fork
-        self._schedstat = self._stat.with_name("schedstat")
         threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
 
     def _run(self) -> None:
@@ -167,18 +168,16 @@ class Sampler:
             self._next_reading = now + (time.thread_time() - began) / READING_SHARE
             if pending is not None:
                 return str(pending["name"])
-            if is_asleep and is_main_thread_waiting():
-                return MESSAGE_WAIT
+            if is_asleep:
+                with own_files:
+                    if is_main_thread_waiting():
+                        return MESSAGE_WAIT
         return self._mpi_call(frame)
 
     def _stands(self) -> bool:
         """Whether the main thread has not run since the last sample, except to check what it waits for."""
-        try:
-            ran_ns = int(self._schedstat.read_text().partition(" ")[0])
-        except OSError:
-            return False  # a system without these figures
-        before, self._ran_ns = self._ran_ns, ran_ns
-        return 0 < ran_ns < before + STANDS_NS  # 0: the system does not count
+        before, self._ran_ns = self._ran_ns, time.clock_gettime_ns(self._clock)
+        return self._ran_ns < before + STANDS_NS
 
     def _mpi_call(self, frame: FrameType) -> str:
         """Return the MPI call that the main thread was in already at the last sample: parsing is slow."""
@@ -192,4 +191,5 @@ class Sampler:
         return self._in_mpi
 
     def _is_asleep(self) -> bool:
-        return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
+        with own_files:
+            return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
