@@ -12,8 +12,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..commands import run_command
 from ..protocol.time_limits import TIMEOUT_SECONDS
+from ..run_command import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from ipyparallel.cluster.launcher import MPIEngineSetLauncher
 from traitlets import List, Unicode
 
-from ..commands import run_command
 from ..config.hosts import split_command
 from ..errors import LaunchError, UsageError
 from ..protocol.connection_file import FIRST_THAT_ENDS, can_end_calls
 from ..protocol.environment import MPI_HEALS
 from ..protocol.shared_memory import ROOT
 from ..protocol.time_limits import VERSION_SECONDS
+from ..run_command import run_command
 from .hosts.probe import open_mpi_version
 from .local import RANK_COMMAND, OneProcess
 from .ssh import EARLY, SSH_OPTIONS, rank_command

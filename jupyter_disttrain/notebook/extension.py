@@ -14,13 +14,14 @@ from .magics.cell_magics import CellMagics
 from .magics.cluster_magics import ClusterMagics
 from .magics.clusters import Clusters
 from .magics.file_magics import FileMagics
+from .magics.script_magics import RankScriptMagics
 from .magics.settings import DistributedMagics
 from .output.displays import watch_cells
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-MAGICS = (ClusterMagics, CellMagics, FileMagics)
+MAGICS = (ClusterMagics, CellMagics, RankScriptMagics, FileMagics)
 _ATTRIBUTE = "_disttrain"  # of the shell
 
 

@@ -28,7 +28,7 @@ from ..protocol.shared_memory import NANNIES
 from ..protocol.time_limits import HOST_PARENT_END_SECONDS
 
 if TYPE_CHECKING:
-    from .nannies import OwnNannies
+    from .cold_nannies import OwnNannies
     from .warm.start import Forks
 
 
@@ -59,8 +59,8 @@ def _start_nannies(count: int) -> OwnNannies | Forks:
             return fork_nannies(count)
         except LaunchError as error:
             os.environ[COLD_REASON] = str(error)
+    from .cold_nannies import OwnNannies  # noqa: PLC0415
     from .malloc import keep_freed_memory  # noqa: PLC0415
-    from .nannies import OwnNannies  # noqa: PLC0415
     from .nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
     from .process_group.object_replacement import freeze  # noqa: PLC0415
 

@@ -25,7 +25,7 @@ PACKAGE = Path(jupyter_disttrain.__file__).parent
 NAME = PACKAGE.name
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "labextension" not in path.parts)
 PLAIN = {
-    "commands",
+    "run_command",
     "protocol",
     "config",
     "errors",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..startup.cluster_state import ClusterState
     from ..startup.rank_assignment import RankAssignment
     from ..startup.registration import Registration
-    from .heartbeat import HostHeartbeat
+    from .host_heartbeats import HostHeartbeat
 
 MOST_LOAD = 3.0  # load per core up to which the time limit grows
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...config.cluster import ClusterConfig
     from ..startup.rank_table import RankEntry
     from ..transport.link import Link
-    from .heartbeat import HostHeartbeat
+    from .host_heartbeats import HostHeartbeat
 
 GO_ON = "the other ranks can be used with -r"
 

@@ -28,7 +28,7 @@ from ...protocol.time_limits import PROCESSES_POLL_SECONDS, START_END_SECONDS
 from ...rank_sessions import end_abandoned
 from ...sigint import deferred_interrupts, raise_interrupted
 from ..cells.history import Journal
-from ..recovery.heartbeat import HostHeartbeat
+from ..recovery.host_heartbeats import HostHeartbeat
 from ..recovery.remedies import stuck_remedy, why_lost
 from ..recovery.replacement import RankReplacer
 from ..registry import cluster_file

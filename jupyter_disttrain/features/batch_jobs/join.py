@@ -55,7 +55,7 @@ from ...rank.startup.startup_args import INTERFACE_VARIABLES
 from .launcher_env import Launched, interface_towards, launcher_process, network_of, own_address
 
 if TYPE_CHECKING:
-    from ...rank.nannies import OwnNannies
+    from ...rank.cold_nannies import OwnNannies
     from ...rank.startup.startup_args import Setup
     from ...rank.warm.start import Forks
 

@@ -1,7 +1,7 @@
 """Define how magics declare their options and read their line.
 
 Covers: the decorator of every magic, options that several have, completing options, values of some options.
-Does not cover: what the magics do (``cluster_magics``, ``cell_magics``, ``file_magics``).
+Does not cover: what the magics do (``cluster_magics``, ``cell_magics``, ``script_magics``, ...).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define the magics that run cells on ranks, wait for them and interrupt them, and those that move variables.
 
-Does not cover: scripts (``file_magics``), showing the output of a cell (``notebook.output.renderer``), how values
+Does not cover: scripts (``script_magics``), showing the output of a cell (``notebook.output.renderer``), how values
 travel (``client.cells.variables``).
 """
 

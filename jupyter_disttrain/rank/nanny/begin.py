@@ -1,7 +1,7 @@
 """Make a process a nanny and fork its rank.
 
 Covers: what is imported before the forks, each side's part of their connection.
-Does not cover: which process forks the nanny (``rank.nannies``, ``rank.warm``).
+Does not cover: which process forks the nanny (``rank.cold_nannies``, ``rank.warm``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Covers: the controller's exit, reported by ZeroMQ or found by a check; a network that is down, briefly or permanently.
 Does not cover: the reaction to it (``nanny``), whether the client reaches this host
-(``launchers.hosts.heartbeat_state``).
+(``launchers.hosts.host_watch``).
 
 On the notebook's host the controller's Unix socket reports its exit at once. Over a network a silent connection may
 still work. So a separate socket, the probe, sends heartbeats and reconnects as soon as they fail, while all other

@@ -6,8 +6,8 @@ import gc
 import os
 import sys
 
-from .process import WarmProcess
 from .start import NANNY, PROGRAM
+from .warm_process import WarmProcess
 
 
 def main() -> None:

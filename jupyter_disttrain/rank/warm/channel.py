@@ -1,7 +1,7 @@
 """Connect a start to the warm process of its label: a Unix socket, the messages on it, file descriptors.
 
 Covers: the socket's name, who may use it, sending and receiving one message.
-Does not cover: what the messages ask for (``start``, ``process``).
+Does not cover: what the messages ask for (``start``, ``warm_process``).
 
 The name is in Linux' abstract namespace: it exists as long as a process holds it, in one network namespace, and no file
 is left when that process is killed. Both sides check that the other process belongs to the same user, which the kernel

@@ -1,7 +1,7 @@
 """Turn a fork of the warm process into what the launcher's process would have become.
 
 Covers: session, file descriptors, working directory, limits, signals, environment, random numbers, what ``ps`` shows.
-Does not cover: what the process runs then (``process``).
+Does not cover: what the process runs then (``warm_process``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any
 
-from .shown import show
+from .process_title import show
 
 
 def become(request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:

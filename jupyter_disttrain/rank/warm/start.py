@@ -2,8 +2,8 @@
 
 Covers: finding or starting the warm process, what it is sent, waiting for what it has forked; the nannies of a process
 that a launcher has started.
-Does not cover: the warm process (``process``), nannies that this process forks itself (``rank.nannies``), programs
-(``features.scripts.programs``).
+Does not cover: the warm process (``warm_process``), nannies that this process forks itself (``rank.cold_nannies``),
+programs (``features.scripts.programs``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ...errors import LaunchError
 from ...process_table import WARM_PROCESS, runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
-from ..nannies import signal_all
+from ..cold_nannies import signal_all
 from . import channel
 from .label import import_environment, label_of, limits
 

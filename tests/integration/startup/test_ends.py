@@ -72,7 +72,7 @@ STAY = """
 import fcntl, os, signal
 from pathlib import Path
 from jupyter_disttrain.rank import __main__ as main
-from jupyter_disttrain.rank.nannies import OwnNannies
+from jupyter_disttrain.rank.cold_nannies import OwnNannies
 folder, reap = Path(os.environ[main.LOCAL_DIR]), os.waitpid
 def end(lifeline):
     lock = (folder / main.NANNIES).open()

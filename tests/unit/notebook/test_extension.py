@@ -50,7 +50,7 @@ def test_settings_come_from_the_configuration_and_from_config(
     shell.run_line_magic("config", "")
     ours = {line.strip() for line in capsys.readouterr().out.splitlines()}
     assert "DistributedMagics" in ours
-    assert not ours & {"ClusterMagics", "CellMagics", "FileMagics"}, "these have no settings"
+    assert not ours & {"ClusterMagics", "CellMagics", "RankScriptMagics", "FileMagics"}, "these have no settings"
     unload(shell)
 
 

@@ -1,7 +1,7 @@
 """Detect hosts that stopped responding.
 
 Covers: heartbeat requests to a nanny of each host, the decision that a host is lost, a host that replies again.
-Does not cover: sending the requests (``client.recovery.heartbeat``), what follows from a rank's death
+Does not cover: sending the requests (``client.recovery.host_heartbeats``), what follows from a rank's death
 (``client.recovery.state_machine``), the rank's own view (``rank.nanny.controller_watch``).
 
 :class:`HostWatch` is a state machine without I/O. It counts turns as well as seconds: a notebook that was stopped for

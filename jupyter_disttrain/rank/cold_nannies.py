@@ -22,7 +22,7 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 class OwnNannies:
-    """Nannies that this process forks; each calls ``run``, as in :meth:`rank.warm.process.WarmProcess.serve`."""
+    """Nannies that this process forks; each calls ``run``, as in :meth:`rank.warm.warm_process.WarmProcess.serve`."""
 
     def __init__(self, count: int, run: Callable[[Mapping[str, int]], None]) -> None:
         self.pids: list[int] = []  # of those that have not ended

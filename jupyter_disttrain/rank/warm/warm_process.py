@@ -26,8 +26,8 @@ from ...process_table import start_time
 from ...protocol.environment import WITHOUT_TORCH
 from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
 from ...rank_sessions import family, kill
+from ..cold_nannies import signal_all
 from ..malloc import keep_freed_memory
-from ..nannies import signal_all
 from ..nanny.process_tree import adopt_orphans
 from ..process_group.object_replacement import freeze
 from . import channel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from jupyter_disttrain.client.cells.executor import Cells
-from jupyter_disttrain.client.recovery import heartbeat
+from jupyter_disttrain.client.recovery import host_heartbeats
 from jupyter_disttrain.client.recovery.spare_hosts import SpareHosts
 from jupyter_disttrain.client.session_messages import SessionMessages
 from jupyter_disttrain.client.startup.rank_table import RankEntry
@@ -67,12 +67,12 @@ def entry(rank: int, launch_host: str, host: str) -> RankEntry:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(host_heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 def turn_until(
-    condition: Callable[[], object], hosts: heartbeat.HostHeartbeat, table: list[RankEntry], clock: list[float]
+    condition: Callable[[], object], hosts: host_heartbeats.HostHeartbeat, table: list[RankEntry], clock: list[float]
 ) -> None:
     while not condition():
         hosts.turn(cast("Link", FakeLink()), table)
@@ -82,25 +82,25 @@ def turn_until(
 def test_requests_to_a_lost_host_are_dropped(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1")]
-    hosts = heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
+    hosts = host_heartbeats.HostHeartbeat(deaths.append, lambda _text: None)
     for _ in range(1000):
         hosts.turn(cast("Link", link), table)
         clock[0] += TURN
     assert hosts.lost_hosts == ["node1"]
-    assert len(link.waiting) <= heartbeat.FORGET_SECONDS / TURN + 2
+    assert len(link.waiting) <= host_heartbeats.FORGET_SECONDS / TURN + 2
 
 
 def test_last_output_of_a_dead_nanny_is_awaited(clock: list[float]) -> None:
     link, deaths = FakeLink(), list[RankDeath]()
     table = [entry(0, "node1", "node1"), entry(1, "node1", "node1")]
-    hosts = heartbeat.HostHeartbeat(deaths.append, lambda _words: None)
+    hosts = host_heartbeats.HostHeartbeat(deaths.append, lambda _text: None)
     began = clock[0]
     while not deaths:
         hosts.turn(cast("Link", link), table)
         link.answer("probe0", gone=[table[1].nanny_pid])
         clock[0] += TURN
     assert [(death.engine, death.signal_number) for death in deaths] == [("engine1", signal.SIGKILL)]
-    assert clock[0] - began >= heartbeat.GONE_SECONDS
+    assert clock[0] - began >= host_heartbeats.GONE_SECONDS
 
 
 def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
@@ -111,7 +111,7 @@ def test_rank_on_a_host_with_our_hostname_is_not_looked_up_locally() -> None:
 def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) -> None:
     deaths, notes = list[RankDeath](), list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = heartbeat.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
+    hosts = host_heartbeats.HostHeartbeat(deaths.append, notes.append, mpiexec_was_killed=lambda: True)
     turn_until(lambda: len(deaths) == 2, hosts, table, clock)
     assert {death.cause.partition(":")[0] for death in deaths} == {"was killed by SIGKILL"}
     assert (hosts.lost_hosts, notes) == ([], [])
@@ -121,7 +121,7 @@ def test_hosts_silent_since_mpiexec_was_killed_are_not_lost(clock: list[float]) 
 def test_silence_of_all_hosts_hints_at_the_local_network(clock: list[float]) -> None:
     notes = list[str]()
     table = [entry(0, "node1", "node1"), entry(1, "node2", "node2")]
-    hosts = heartbeat.HostHeartbeat(lambda _death: None, notes.append)
+    hosts = host_heartbeats.HostHeartbeat(lambda _death: None, notes.append)
     turn_until(lambda: hosts.lost_hosts, hosts, table, clock)
     assert [note for note in notes if note.startswith("no host replies any more; this machine may be disconnected")]
 
@@ -140,7 +140,7 @@ def test_advice_for_a_lost_host_depends_on_the_launcher(
     config: ClusterConfig, message: str, clock: list[float]
 ) -> None:
     table = [entry(0, "node1", "node1")]
-    hosts = heartbeat.HostHeartbeat(lambda _death: None, lambda _words: None)
+    hosts = host_heartbeats.HostHeartbeat(lambda _death: None, lambda _text: None)
     turn_until(lambda: hosts.lost_hosts, hosts, table, clock)
     with pytest.raises(HostLostError, match=rf"node1 is lost.*{message}"):
         SpareHosts(config, table, hosts).host_for("node1")
@@ -151,9 +151,7 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     callbacks: list[Callable[[], None]] = []
     launch = SimpleNamespace(table=[dead])
     nothing = lambda *_: None  # noqa: E731
-    supervisor = SimpleNamespace(
-        on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _words: None
-    )
+    supervisor = SimpleNamespace(on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _text: None)
     session = SimpleNamespace(
         launch=launch,
         open_cells=Cells(cast("Any", launch), cast("Any", supervisor), Telemetry(1.0), cast("Any", None), 0, nothing),
@@ -162,7 +160,7 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     )
     messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):
-        messages.on_message("iopub", as_message(heartbeat._death(dead, signal_number=9)))
+        messages.on_message("iopub", as_message(host_heartbeats._death(dead, signal_number=9)))
     first, second, third = callbacks
     first()
     second()

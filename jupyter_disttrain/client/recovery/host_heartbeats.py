@@ -1,6 +1,6 @@
 """Check that other hosts can be reached, and report those that can't.
 
-Covers: carrying out the decisions of ``launchers.hosts.heartbeat_state``, on the link's thread.
+Covers: carrying out the decisions of ``launchers.hosts.host_watch``, on the link's thread.
 Does not cover: ranks on the notebook's own host, whose processes are visible (``registration.unreported_deaths``).
 """
 
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ...launchers.hosts.heartbeat_state import HostWatch
+from ...launchers.hosts.host_watch import HostWatch
 from ...protocol.messages import RankDeath
 from ...protocol.requests import End, Ping
 from ...protocol.states import RankState

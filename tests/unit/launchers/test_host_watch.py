@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_disttrain.launchers.hosts.heartbeat_state import LOST_TURNS, HostWatch
+from jupyter_disttrain.launchers.hosts.host_watch import LOST_TURNS, HostWatch
 from jupyter_disttrain.protocol.time_limits import LOST_SECONDS
 
 PROBES = {"node1": ["a", "b"], "node2": ["c", "d"]}
