@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..config.rank_selection import parse_ranks
-from ..errors import LaunchError, UsageError
+from ..errors import LaunchError, StartInterruptedError, UsageError
 from ..protocol.ranks import label_ranks
 from ..protocol.requests import End
 from ..protocol.states import RankState
@@ -160,6 +160,9 @@ class Lifecycle:
                     self._close()
                     why = f"has ended, because its ranks could not be started again: {error_text(error)}"
                     session.launch.state.closed_because = why
+                    if isinstance(error, KeyboardInterrupt):
+                        message = "the reset was interrupted, and the cluster has ended; start another with %dist_init"
+                        raise StartInterruptedError(message) from None
                 raise
         return notes
 

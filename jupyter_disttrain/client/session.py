@@ -60,7 +60,7 @@ class Session:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self.telemetry = Telemetry(config.sample_s)
+        self.telemetry = Telemetry(config.sample_s, self._note)
         self.cells: Cells | None = None  # None until the ranks are ready
         self.job_watch: JobWatch | None = None  # present if the ranks run in a Slurm job
         self.restarting = threading.RLock()  # held while ranks are started or ended
@@ -70,6 +70,9 @@ class Session:
         self.missed: list[CellRun] = []  # cells that had not ended when an earlier notebook left
         self._last_use = time.monotonic()
         self._interrupts: list[tuple[RankEntry, Future[Message]]] = []  # those that nannies may not have passed on yet
+
+    def _note(self, text: str) -> None:
+        self.supervisor.note(text)
 
     # Cells
 

@@ -58,7 +58,7 @@ class SessionMessages:
         rank = entry.info.rank
         msg_type = message["header"]["msg_type"]
         if channel == FIGURES:
-            self._take_figures(rank, msg_type, message["content"])
+            self._session.telemetry.take(rank, msg_type, message["content"])
         elif msg_type == Used.msg_type:
             self._session.mark_used()
         elif msg_type == Asked.msg_type:
@@ -67,12 +67,6 @@ class SessionMessages:
             self._on_rank_death(entry, message)
         else:
             self._take(entry, message)
-
-    def _take_figures(self, rank: int, msg_type: str, data: bytes) -> None:
-        try:
-            self._session.telemetry.take(rank, msg_type, data)
-        except ImportError as error:
-            self._session.supervisor.note(f"values of log_metrics are lost, because numpy can't be imported: {error}")
 
     def on_lost(self) -> None:
         """Handle the loss of the controller: the ranks can't be reached any more."""

@@ -6,6 +6,7 @@ Covers: the settings, the clusters of the notebook, the magics of every subject,
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from ..protocol.environment import IPYTHON_PROFILE
@@ -19,10 +20,11 @@ from .magics.settings import DistributedMagics
 from .output.displays import watch_cells
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 MAGICS = (ClusterMagics, CellMagics, RankScriptMagics, FileMagics)
 _ATTRIBUTE = "_disttrain"  # of the shell
+_NAMES_OF_RANKS = ("rank", "world_size", "local_rank", "device", "dist", "comm", "log_metrics")
 
 
 def load(shell: InteractiveShell) -> None:
@@ -51,14 +53,22 @@ class Extension:
         self.clusters = Clusters(shell, self.settings)
         self._magics = [kind(shell, self.clusters) for kind in MAGICS]
         watch_cells(shell)
+        shell.events.register("post_run_cell", self._explain)
         shell.register_magics(*self._magics)
         shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
         for name in PARSERS:
             for prefix in ("%%", "%"):
                 shell.set_hook("complete_command", complete_options, str_key=f"{prefix}{name}")
 
+    def _explain(self, result: ExecutionResult) -> None:
+        """Explain why a cell in the notebook does not find a name that every rank has."""
+        error = result.error_in_exec
+        if isinstance(error, NameError) and error.name in _NAMES_OF_RANKS and self.clusters.open:
+            sys.stderr.write(f"{error.name!r} exists on the ranks; begin the cell with %%distributed to run it there\n")
+
     def close(self) -> None:
         """End the clusters and remove the magics."""
+        self._shell.events.unregister("post_run_cell", self._explain)
         self.clusters.close()
         self.clusters.transformers.remove()
         for magics in self._magics:

@@ -123,15 +123,15 @@ def remove_own(path: Path, cluster_id: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def check_beside(folder: Path, file: Path) -> None:
-    """Refuse a folder beside a job's file that another user made, or may write to.
+def check_beside(folder: Path, beside: Path) -> None:
+    """Refuse a folder that another user made, or may write to.
 
-    If the file itself, which is made with mode 0600, has another mode, its file system keeps no modes: then only the
+    If ``beside``, which was made private in the same file system, has another mode, that keeps no modes: then only the
     owner of the folder is checked.
 
     Raises a PermissionError with the reason, or an OSError if there is no such folder.
     """
-    keeps_modes = not file.stat().st_mode & 0o077
+    keeps_modes = not beside.stat().st_mode & 0o077
     check_private(folder, 0o077 if keeps_modes else 0)
 
 

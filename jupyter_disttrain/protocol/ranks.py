@@ -1,6 +1,6 @@
-"""Identify ranks, and format lists of ranks.
+"""Identify ranks, and format lists of ranks, counts and sizes.
 
-Covers: the identity of one rank, ranks to ``"0,2-3"``.
+Covers: the identity of one rank, ranks to ``"0,2-3"``, bytes to ``"1.5 GB"``.
 Does not cover: parsing a selection of ranks (``config.rank_selection``), assigning the identities
 (``client.startup.rank_table``).
 """
@@ -40,6 +40,14 @@ class RankInfo:
 def counted(count: int, noun: str) -> str:
     """Return ``"1 rank"`` or ``"2 ranks"``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size_text(size_bytes: float) -> str:
+    """Format a size with a suitable unit."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes:.0f} B"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -114,7 +114,8 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.nn.parallel.DistributedDataParallel):
             raise UnserializableValueError(
-                "a DistributedDataParallel belongs to its process group; send model.module or model.state_dict()"
+                "a DistributedDataParallel belongs to its process group; give its state a name and send that: "
+                "state = model.module.state_dict()"
             )
         if torch is not None and isinstance(obj, torch.Tensor) and (reduced := _reduce_tensor(obj, torch)) is not None:
             return reduced

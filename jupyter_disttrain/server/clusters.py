@@ -54,7 +54,7 @@ class Clusters:
                 live[found.cluster_id] = before.pop(found.cluster_id)
                 continue
             try:
-                live[found.cluster_id] = LiveCluster(found)
+                live[found.cluster_id] = LiveCluster(found, self._log)
             except Exception as error:  # noqa: BLE001  (one cluster that can't be followed must not hide the others)
                 self._log.warning("jupyter_disttrain: %s can't be followed: %s", found.cluster_id, error)
         for ended in before.values():

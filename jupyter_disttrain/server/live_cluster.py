@@ -33,6 +33,7 @@ from ..protocol.time_limits import ACKNOWLEDGE_SECONDS, LIVE_NANNY_SECONDS, LIVE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
+    from logging import Logger
     from pathlib import Path
 
     from ..client.startup.rank_table import RankEntry
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 class LiveCluster:
     """Follow one cluster until it ends."""
 
-    def __init__(self, file: ClusterFile) -> None:
+    def __init__(self, file: ClusterFile, log: Logger) -> None:
         self.file = file
-        self.telemetry = Telemetry(file.config["sample_s"])
+        once = functools.cache(lambda text: log.warning("jupyter_disttrain: %s", text))
+        self.telemetry = Telemetry(file.config["sample_s"], once)
         self.ended = False
         self._lock = threading.Lock()
         self._dead: set[int] = set()

@@ -135,6 +135,17 @@ def test_start_whose_warm_process_can_not_import_torch_names_the_cause(modules: 
         Cluster(n=1, launcher="local")
 
 
+@pytest.mark.usefixtures("own")
+def test_warm_process_that_ends_while_it_starts_is_not_awaited(modules: Path) -> None:
+    (modules / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'jupyter_disttrain.rank.warm' in sys.orig_argv: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with Cluster(n=1, launcher="local", backend="none") as there:
+        (note,) = there.start_report.notes
+        assert "the warm process was killed by SIGKILL while it started" in note
+
+
 def test_ranks_import_torch_themselves_where_that_is_wanted() -> None:
     with Cluster(n=2, launcher="local", warm=False, backend="none") as there:
         launcher = psutil.Process(there.table[0].nanny_pid).parent()
@@ -144,20 +155,24 @@ def test_ranks_import_torch_themselves_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_ranks_keep_freed_memory(warm: bool) -> None:
+def test_ranks_and_scripts_keep_freed_memory(warm: bool, tmp_path: Path) -> None:
     """Else each step of a training loop may return the memory of its tensors and fetch it again, page by page."""
     code = (
-        "import resource\n"
+        "import resource, torch\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for _ in range(50):\n"
         "        [torch.ones(5000) for _ in range(2900)]\n"  # 58 MB
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "_ = faults()\n"
-        "faults()"
+        "print(faults())"
     )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    most = 58_000_000 / resource.getpagesize()  # the pages of one of 50 iterations
     with Cluster(n=1, launcher="local", warm=warm) as there:
-        assert there.run(code).results[0] < 58_000_000 / resource.getpagesize()  # the pages of one of 50 iterations
+        assert int(there.run(code).stdout[0]) < most
+        assert int(there.scripts.run(script, []).stdout[0]) < most
 
 
 def test_modules_are_preloaded(modules: Path) -> None:

@@ -266,7 +266,7 @@ class Cells:
         entry.pid_gone.set()
 
     def _on_done(self, run: CellRun) -> None:
-        """Record that a cell has ended on every rank, remove it from the cell log, and note a late return of ranks."""
+        """Record that a cell has ended on every rank; note ranks that ended it late."""
         # Ranks that ended the cell after the wait for them was given up.
         back = sorted(rank for rank in run.given_up if self._launch.table[rank].state != RankState.DEAD)
         run.given_up = set()

@@ -310,7 +310,9 @@ class Supervisor:
             self._start_errors.pop(rank, None)
             self.stacks.reports[rank] = HangReport(asked_at=-1.0)  # no request was sent to the new process yet
             source = state.survivor
-            restore = "" if source is None else f"; %dist_copy --from {source} --to {rank} NAME... restores them"
+            restore = (
+                "" if source is None else f"; run their cells again, or %dist_copy --from {source} --to {rank} NAME..."
+            )
             self.note(f"rank {rank} was replaced by a new process{where} without its variables{restore}")
             state.on_replaced(rank, well=entry.state != RankState.DEAD)
 

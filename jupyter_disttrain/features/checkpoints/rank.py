@@ -101,8 +101,8 @@ class Checkpoints:
         missing = sorted({name for name, kind in kinds.items() if kind != VALUE} - self._namespace().keys())
         if missing:
             raise CheckpointError(
-                f"{', '.join(map(repr, missing))} has to exist before its state can be loaded; run the cells that "
-                "create it first"
+                f"the state of {' and '.join(map(repr, missing))} can only be loaded into existing objects; run the "
+                "cells that create them first"
             )
         rank = dist.get_rank()
         has_saved = rank < about["world_size"]

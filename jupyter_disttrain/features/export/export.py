@@ -177,7 +177,10 @@ def remarks_on(done: Iterable[Entry], entries: Sequence[Entry], endings: dict[in
         for which, remark in (
             (failed, "failed or still run, and are left out"),
             (earlier, "ran again later: only the last run is in the script, in the place of the first"),
-            (interrupted, "were interrupted; the script runs them to completion"),
+            (
+                interrupted,
+                "were interrupted; the script runs them to their end, or hangs where ranks waited for others",
+            ),
         )
         if which
     ]

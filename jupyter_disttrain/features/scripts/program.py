@@ -32,9 +32,11 @@ from ...features.telemetry.rank.stacks import where
 from ...process_table import start_time
 from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
 from ...rank.libraries.import_hooks import before_import, on_import
+from ...rank.malloc import keep_freed_memory
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
+from ...rank.own_process import file_of
 from ...rank.warm import channel
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
@@ -53,6 +55,7 @@ _OF_NOTEBOOKS = ("IPython", "ipykernel", "ipyparallel", "matplotlib_inline", "co
 
 def run_program(named: Mapping[str, int]) -> NoReturn:
     """Run the script that arrives on the descriptor ``"control"``; raises SystemExit with its exit code."""
+    keep_freed_memory()
     control = socket.socket(fileno=named["control"])
     content, descriptors = channel.receive(control)
     if content is None:
@@ -82,10 +85,10 @@ class Program:
         os.register_at_fork(after_in_child=_report_crash_on_stderr)
         signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # from the end of faulthandler to that of the process
         faulthandler.register(STACK_SIGNAL, file=given["stack"], all_threads=False)
-        sender = Sender(socket.socket(fileno=given["wire"]), given["lock"])
-        self._metrics = MetricsLog(
-            self._cell, lambda data: sender.send(SAMPLES, [data]), self._sample, may_be_killed=True
-        )
+        self._sender = Sender(socket.socket(fileno=given["wire"]), given["lock"])
+        ends = control.fileno(), given["wire"], given["lock"]
+        self._files = {end: file_of(end) for end in ends}
+        self._metrics = MetricsLog(self._cell, self._send_metrics, self._sample, may_be_killed=True)
         self._metrics.share(content["world_size"])
         self._progress = Progress()
         self._sampler: Sampler | None = None
@@ -122,6 +125,8 @@ class Program:
         except Exception as error:  # noqa: BLE001  (it does not compile, or a package that it is in fails)
             self._report(error)
             return 1
+        except KeyboardInterrupt as error:  # in a package's code
+            return self._on_error(error)
         user_code.begin_script(found.code.co_filename)
         if not is_module:
             _forget_hidden_by(found.folder)
@@ -174,7 +179,17 @@ class Program:
         sys.modules.update(self._hidden)
         return self._content["shown"]  # type: ignore[no-any-return]
 
+    def _is_connected(self) -> bool:
+        """Whether the descriptors for the rank are open: a script may close all that it has not opened itself."""
+        return all(file_of(end) == file for end, file in self._files.items())
+
+    def _send_metrics(self, data: Any) -> None:
+        if self._is_connected():
+            self._sender.send(SAMPLES, [data])
+
     def _send(self, message: dict[str, Any]) -> None:
+        if not self._is_connected():
+            return  # the rank learns the exit code from the system
         try:
             with self._turns:
                 channel.send(self._control, message)
@@ -193,7 +208,7 @@ class Program:
         started = start_time(self._pid)
         while True:
             request, _ = channel.receive(self._control)
-            if os.getpid() != self._pid:
+            if os.getpid() != self._pid or not self._is_connected():
                 return
             if request is None:
                 try:
@@ -284,7 +299,10 @@ def main() -> NoReturn:
     """Run in a process that was started for one script: ``python -m ...program DESCRIPTOR``."""
     control = int(sys.argv[1])
     os.set_inheritable(control, False)
-    run_program({"control": control})
+    try:
+        run_program({"control": control})
+    except KeyboardInterrupt:  # before the script has begun, or after it
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

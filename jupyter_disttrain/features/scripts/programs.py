@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
@@ -316,19 +316,19 @@ class Programs:
             raise ScriptError(
                 f"the notebook's folder {folder} can't be entered on this host: {error.strerror}"
             ) from None
-        ours, theirs = socket.socketpair()
-        files = [anonymous_file(), anonymous_file()]
-        shared = self._rank_end.for_program() | {"crash": files[0], "stack": files[1]}
-        try:
+        with ExitStack() as always, ExitStack() as on_error:
+            always.callback(os.close, folder_fd)
+            ours, theirs = socket.socketpair()
+            on_error.callback(ours.close)
+            always.callback(theirs.close)
+            files = []
+            for _ in range(2):
+                files.append(anonymous_file())
+                on_error.callback(os.close, files[-1])
+            shared = self._rank_end.for_program() | {"crash": files[0], "stack": files[1]}
             channel.send(ours, content | {"named": list(shared)}, list(shared.values()))
             process = _fork_or_start(content, environment, folder_fd, folder, theirs)
-        except BaseException:  # also an interrupt: nothing else closes them
-            ours.close()
-            channel.close_all(files)
-            raise
-        finally:
-            os.close(folder_fd)
-            theirs.close()
+            on_error.pop_all()
         return _Running(process, ours, content, files)
 
     def end(self, cell: int, because: str) -> None:

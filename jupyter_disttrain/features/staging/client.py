@@ -21,7 +21,7 @@ from ...client.cells.history import Origin
 from ...client.cells.variables import ask, check_names, push
 from ...config.data_urls import is_address, without_secrets
 from ...errors import ClusterClosedError, StageError
-from ...protocol.ranks import counted, label_ranks
+from ...protocol.ranks import counted, label_ranks, size_text
 from ...protocol.requests import EndStaging, PrepareStaging, StagingState
 from ...protocol.states import RankState
 from ...protocol.time_limits import STAGING_POLL_SECONDS
@@ -299,11 +299,3 @@ class _Copy:
             },
             read_on=self._infos[self.ranks[0]].host if self.sender is None else str(self.sender),
         )
-
-
-def size_text(size_bytes: float) -> str:
-    """Format a size with a suitable unit."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes:.0f} B"

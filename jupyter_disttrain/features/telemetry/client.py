@@ -21,6 +21,7 @@ from .rank_figures import RankFigures
 from .warnings import Remarks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .metrics_table import MetricsTable
@@ -42,11 +43,14 @@ def _is_other_process(before: RankVitals, now: RankVitals) -> bool:
 
 
 class Telemetry:
-    """Figures and metrics of one cluster, whose ranks report every ``sample_s`` seconds; 0: not at all."""
+    """Figures and metrics of one cluster, whose ranks report every ``sample_s`` seconds; 0: not at all.
 
-    def __init__(self, sample_s: float) -> None:
+    ``note`` gets a message for the user whenever metrics are lost.
+    """
+
+    def __init__(self, sample_s: float, note: Callable[[str], None]) -> None:
         self._lock = threading.Lock()
-        self._sample_s = sample_s
+        self._sample_s, self._note = sample_s, note
         self._ranks: dict[int, RankFigures] = {}
         self._asked_to_end: set[int] = set()  # ended ranks whose process was asked to end
         # By rank, the last cell whose end was reported before the rank's figures showed it.
@@ -74,12 +78,12 @@ class Telemetry:
     def read_metrics(self, run: Path) -> None:
         """Read what the ranks of a run have logged before this process subscribed."""
         if any(run.glob("*.metrics.jsonl")):
-            self.metrics.read(run)
+            self._store(lambda metrics: metrics.read(run))
 
     def take(self, rank: int, msg_type: str, data: bytes) -> None:
         """Take a message that a rank's nanny published on ``FIGURES_TOPIC``."""
         if msg_type == METRICS:
-            self.metrics.add(rank, unpack(data))
+            self._store(lambda metrics: metrics.add(rank, unpack(data)))
         elif msg_type == NodeVitals.msg_type:
             node = NodeVitals.from_content(json.loads(data))
             with self._lock:
@@ -88,6 +92,14 @@ class Telemetry:
             vitals = RankVitals.from_content(json.loads(data))
             with self._lock:
                 self._keep(rank, vitals)
+
+    def _store(self, store: Callable[[MetricsTable], object]) -> None:
+        try:
+            metrics = self.metrics
+        except ImportError as error:
+            self._note(f"values of log_metrics are lost, because numpy can't be imported: {error}")
+        else:
+            store(metrics)
 
     def take_first(self, rank: int, vitals: RankVitals) -> None:
         """Take figures that were requested of a rank, if it has any and has not published newer ones meanwhile."""

@@ -203,7 +203,10 @@ class MetricsTable:
         _, rows = self.since(0)
         rows = rows[rows["name"] == self._names.get(name, -1)]
         if not len(rows):
-            raise KeyError(f"no rank has logged {name!r}; logged are: {', '.join(self.names) or 'no metric yet'}")
+            there = ", ".join(self.names)
+            raise KeyError(
+                f"no rank has logged {name!r}" + (f"; logged are: {there}" if there else ", or anything else")
+            )
         return gather(name, rows, cell)
 
     def gather_last(self, count: int) -> list[Gathered]:

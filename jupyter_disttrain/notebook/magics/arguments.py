@@ -106,10 +106,24 @@ def parse(name: str, line: str) -> argparse.Namespace:
     return args
 
 
+_OF_TORCHRUN = (
+    "--nproc",
+    "--nnodes",
+    "--node",
+    "--rdzv",
+    "--standalone",
+    "--master",
+    "--max-restarts",
+    "--max_restarts",
+)
+
+
 def refuse_unknown(name: str, arguments: list[str]) -> None:
     """Raise a UsageError for arguments of a magic's line that belong to no option, if there are any."""
     if arguments:
-        PARSERS[name].error(f"unrecognized arguments: {' '.join(arguments)}")
+        is_of_torchrun = name == "dist_run" and arguments[0].startswith(_OF_TORCHRUN)
+        hint = "; leave torchrun's options out, the ranks are those of %dist_init" if is_of_torchrun else ""
+        PARSERS[name].error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
 
 
 # Text before a comment, as in a shell: a # inside a token or quotes does not start one.

@@ -117,8 +117,7 @@ class ClusterMagics(ClusterUsingMagics):
             if running.config != ClusterConfig(**options):
                 raise UsageError(
                     f"the cluster {name!r} ({label_ranks(range(running.world_size))}) is running with other options; "
-                    "use it, restart it with %dist_reset, end it with %dist_shutdown, "
-                    "or start another beside it with --name NAME"
+                    "end it with %dist_shutdown before this, or start another beside it with --name NAME"
                 )
             print(running_text(self.clusters.require(name)))  # noqa: T201  (the user may run all cells again)
             return
@@ -133,7 +132,7 @@ class ClusterMagics(ClusterUsingMagics):
         there = [cluster for cluster in self.clusters.open.values() if not cluster.closed]
         chosen = there if there and not args.name else [self.clusters.require(args.name)]
         notes = [note for cluster in chosen for note in cluster.take_notes()]  # first: the table is as new as they are
-        if args.text or not self.clusters.views.has_page:
+        if args.text or self.clusters.views.missing:
             print("\n\n".join(status_text(cluster) for cluster in chosen))  # noqa: T201
         else:
             for cluster in chosen:

@@ -194,9 +194,11 @@ class Clusters:
 
     def run_options(self, cluster: Cluster, ranks: tuple[int, ...], args: argparse.Namespace) -> dict[str, Any]:
         """Return options of :meth:`Cluster.run` for a magic with ``--watch``, ``--timeout`` and ``--noblock``."""
-        is_shown = args.watch and self.views.has_page
+        is_shown = args.watch and not self.views.missing
         if is_shown:
             self.views.show(cluster)
+        elif args.watch:
+            sys.stderr.write(f"{self.views.missing}; %dist_status shows the ranks and their metrics as text\n")
         return {
             "block": not args.noblock,  # in one call, so that no interrupt falls between sending and waiting
             "timeout_s": args.timeout,

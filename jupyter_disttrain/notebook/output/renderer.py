@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
-from ...features.staging.client import size_text
-from ...protocol.ranks import label_ranks, short_label
+from ...protocol.ranks import label_ranks, short_label, size_text
 from .comms import WidgetBars
 from .rows import TAIL_ROWS, Line, Row, Section
 from .transcript import Transcript, merge_rows

@@ -10,10 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...client.registry.cluster_file import running
-from ...features.staging.client import size_text
 from ...features.telemetry.snapshot import snapshot
 from ...features.telemetry.warnings import duration
-from ...protocol.ranks import counted, label_ranks
+from ...protocol.ranks import counted, label_ranks, size_text
 from ...protocol.states import RankState
 
 if TYPE_CHECKING:

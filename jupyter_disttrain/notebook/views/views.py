@@ -33,10 +33,13 @@ class Views:
         shell.events.register("post_run_cell", self.refresh)
 
     @property
-    def has_page(self) -> bool:
-        """Whether there is a front end that can show a widget, and a built widget."""
-        # In a checkout ``make labextension`` builds the page's part.
-        return getattr(self._shell, "kernel", None) is not None and (STATIC / "widget.js").exists()
+    def missing(self) -> str:
+        """Why no widget can be shown here; empty if it can."""
+        if getattr(self._shell, "kernel", None) is None:
+            return "a live view needs a notebook"
+        if not (STATIC / "widget.js").exists():
+            return "the live view is not built in this checkout; run `make labextension`"
+        return ""
 
     def show(self, cluster: Cluster) -> None:
         """Show a cluster below the cell."""

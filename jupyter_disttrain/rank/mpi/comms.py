@@ -17,7 +17,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..process_group.gloo_abort import read_memory
+from ..own_process import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

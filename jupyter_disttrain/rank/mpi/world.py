@@ -239,6 +239,7 @@ class MpiWorld:
             # Open MPI considers all slots of the host in use.
             on_host = {"host": host, "map_by": "slot:oversubscribe"} if host else {}
             info = mpi.Info.Create({"wdir": self._folder, **on_host})
+            _leave_deleted_folder(self._folder)
             self._merged = base.Shrink().Spawn(command[0], list(command[1:]), 1, info, root=0).Merge(high=False)
         except mpi.Exception as error:
             self.failure = f"{error}"
@@ -349,6 +350,15 @@ def within(limit_s: float, call: Callable[[], Any]) -> Any:
     if not future.done():
         raise RendezvousError(f"not all ranks replied within {limit_s:g} s")
     return future.result()
+
+
+def _leave_deleted_folder(folder: str) -> None:
+    """Change the working directory to ``folder`` if it was deleted: Open MPI starts no process without one."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir(folder)
+        sys.stderr.write(f"the working directory was deleted; it is {folder} now, so that MPI can start a process\n")
 
 
 def _call_of_main_thread() -> MpiCall | None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...features.telemetry.rank import status_page
 from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
+from ..own_process import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -180,7 +181,7 @@ class RankEnd:
         self._sent = 0
         self._mark = self._position()
         ends = wire.stdout_read, wire.stdout_write, wire.stderr_read, wire.stderr_write, wire.lock_file
-        self._files = {end: _file_of(end) for end in ends}
+        self._files = {end: file_of(end) for end in ends}
 
     def send(self, kind: bytes, frames: Sequence[Any]) -> None:
         """Send one frame group: see :meth:`Sender.send`."""
@@ -198,7 +199,7 @@ class RankEnd:
 
     def close_if_damaged(self) -> bool:
         """Close the socket, so that the nanny ends this rank, if a cell has closed descriptors of this end."""
-        is_damaged = any(_file_of(end) != file for end, file in self._files.items())
+        is_damaged = any(file_of(end) != file for end, file in self._files.items())
         if is_damaged:
             self._wire.rank_socket.close()
         return is_damaged
@@ -252,15 +253,6 @@ class RankEnd:
     def beat(self, beat: RankVitals) -> None:
         """Write the rank's heartbeat and activity to the shared page; one thread of the rank calls this."""
         status_page.write(self._wire.page, beat)
-
-
-def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """Return what identifies the file of a descriptor; None if it is closed."""
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _unread(pipe_end: int) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..interrupts.deferral import outwards
 from ..kernel.cell_threads import earlier_cell
 from ..nanny.ipc import restore_input
+from ..own_process import file_of, own_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,9 +35,6 @@ _FLUSH_SECONDS = 0.05
 _LINE_BUFFERED = 1  # C's _IOLBF
 _libc = ctypes.CDLL(None)
 _Place = tuple[int, int, int]
-# Held while another thread of this package has a file open. Where a cell has closed 0, 1 or 2, the file may have that
-# number: restored before that thread closes the file, the descriptor would be closed again.
-own_files = threading.Lock()
 
 
 class Turns:
@@ -273,12 +271,12 @@ class Descriptors:
 
     def __init__(self, wire: Wire) -> None:
         self._own = {1: wire.stdout_write, 2: wire.stderr_write}
-        self._files = {number: _file_of(number) for number in (0, *self._own)}
+        self._files = {number: file_of(number) for number in (0, *self._own)}
 
     def restore(self) -> str:
         """Restore the rank's own descriptors; returns a message that names those that were changed."""
         with own_files:
-            changed = [number for number, file in self._files.items() if _file_of(number) != file]
+            changed = [number for number, file in self._files.items() if file_of(number) != file]
             for number in changed:
                 if number == 0:
                     restore_input()
@@ -289,14 +287,6 @@ class Descriptors:
         which = " and ".join(map(str, changed))
         verb = "descriptor was" if len(changed) == 1 else "descriptors were"
         return f"file {verb} closed or redirected by this cell, and restored for the next one: {which}"
-
-
-def _file_of(descriptor: int) -> tuple[int, int] | None:
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return None  # it is closed
-    return found.st_dev, found.st_ino
 
 
 def restore_streams() -> None:

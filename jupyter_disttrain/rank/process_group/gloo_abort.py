@@ -30,13 +30,13 @@ import os
 import platform
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
 from ..interrupts.deferral import is_standard
+from ..own_process import list_proc_self, read_memory, system_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +106,7 @@ def may_wait_for_collective(frame: FrameType | None) -> bool:
     """
     if frame is not None and is_standard(frame):
         return False
-    call = _system_call(os.getpid())
+    call = system_call(os.getpid())
     if not call:
         return True
     if call[0] != _FUTEX.get(platform.machine()):
@@ -117,25 +117,13 @@ def may_wait_for_collective(frame: FrameType | None) -> bool:
 
 def _waits(vtables: Mapping[str, int]) -> set[Wait]:
     """Return the waits of this process's threads in Gloo."""
-    found = (_wait_of(int(task.name), vtables) for task in Path("/proc/self/task").iterdir())
+    found = (_wait_of(int(thread), vtables) for thread in list_proc_self("task"))
     return {wait for wait in found if wait is not None}
-
-
-def _system_call(thread: int) -> list[str]:
-    """Return the number of the system call that a thread sleeps in, its arguments, stack pointer and program counter.
-
-    The first field is no number if the thread sleeps in none; the list is empty if the thread has ended or Linux does
-    not allow reading it.
-    """
-    try:
-        return Path(f"/proc/self/task/{thread}/syscall").read_text().split()
-    except OSError:
-        return []
 
 
 def _sleep_of(thread: int) -> tuple[int, int] | None:
     """Return the address of the condition variable or lock that a thread sleeps in, and its stack pointer."""
-    values = _system_call(thread)
+    values = system_call(thread)
     is_asleep = bool(values) and values[0] == _FUTEX.get(platform.machine())
     return (int(values[1], 16), int(values[-2], 16)) if is_asleep else None
 
@@ -158,13 +146,6 @@ def _wait_of(thread: int, vtables: Mapping[str, int]) -> Wait | None:
         return None
     stack = memoryview(read_memory(stack_pointer & -8, _STACK_BYTES)).cast("Q")
     return Wait(thread, what, begin) if any(begin <= each < address - _CONDITION_BYTES for each in stack) else None
-
-
-def read_memory(start: int, size: int) -> bytes:
-    """Return bytes of this process's memory; none if they are not mapped."""
-    with suppress(OSError, OverflowError), Path("/proc/self/mem").open("rb", buffering=0) as memory:
-        return os.pread(memory.fileno(), size, start)
-    return b""
 
 
 class _String(ctypes.Structure):

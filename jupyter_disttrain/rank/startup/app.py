@@ -60,6 +60,7 @@ from ..kernel.requests import RequestHandler
 from ..kernel.shell import RankProfile
 from ..kernel.tracebacks import is_of_user, plain_lines
 from ..libraries.import_hooks import on_import
+from ..malloc import keep_freed_memory
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
 from ..nanny.ipc import RankEnd, Wire
@@ -240,6 +241,7 @@ def _place_temporary_files() -> None:
 
 def run_rank(wire: Wire) -> None:
     """Run a rank in this process; never returns."""
+    keep_freed_memory()
     turns = Turns(wire)
     stdout, stderr = open_streams(turns)
     watch_threads()

@@ -61,10 +61,10 @@ class Forks:
         return pid, status or 0
 
     def poll(self) -> tuple[int, int | None] | None:
-        """Wait for the end of the next one; return its process ID and its status as from ``os.waitpid``.
+        """Return the next end: process ID, and status as from ``os.waitpid``; wait for it unless ``is_abandoned``.
 
-        The status is None if the warm process was killed, which nothing that it has forked depends on. Once
-        ``is_abandoned``, this does not wait, and returns None if none has ended.
+        The status is None if the warm process was killed, which nothing that it has forked depends on. The result is
+        None if ``is_abandoned`` and none has ended.
         """
         message = None if self.is_abandoned else channel.receive(self._sock)[0]
         if message is not None:
@@ -104,6 +104,10 @@ def fork_nannies(count: int) -> Forks:
             named={"lifeline": ends[0]} if ends else {},
             numbered={number: number for number in (0, 1, 2, *_inherited())},
         )
+    except BaseException:
+        if ends:
+            os.close(ends[1])
+        raise
     finally:
         os.close(folder)
         if ends:
@@ -191,6 +195,8 @@ def connect(environment: Mapping[str, str]) -> socket.socket:
         sock.close()
         if process is None:
             process = _start(address, environment)
+        elif end := _failure(process):
+            raise LaunchError(f"the warm process {end} while it started")
         elif time.monotonic() > deadline:
             raise LaunchError(f"the warm process did not start within {WARM_LISTEN_SECONDS:g} s")
         time.sleep(WARM_RETRY_SECONDS)
@@ -209,6 +215,19 @@ def _start(address: str, environment: Mapping[str, str]) -> subprocess.Popen[byt
     )
     process.returncode = 0  # it outlives this process: no warning, and no waiting for it
     return process
+
+
+def _failure(process: subprocess.Popen[bytes]) -> str:
+    """Return how a warm process has failed, as text; empty while it runs, or if it found another with its address."""
+    try:
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return "has ended"  # another thread waits for all children
+    if end is None or end.si_status == 0:
+        return ""
+    if end.si_code == os.CLD_EXITED:
+        return f"exited with code {end.si_status}"
+    return f"was killed by {signal.Signals(end.si_status).name}"
 
 
 def _inherited() -> list[int]:

@@ -27,7 +27,6 @@ from ...protocol.environment import WITHOUT_TORCH
 from ...protocol.time_limits import WARM_IDLE_SECONDS, WARM_REQUEST_SECONDS
 from ...rank_sessions import family, kill
 from ..cold_nannies import signal_all
-from ..malloc import keep_freed_memory
 from ..nanny.process_tree import adopt_orphans
 from ..process_group.object_replacement import freeze
 from . import channel
@@ -86,7 +85,6 @@ class WarmProcess:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._reason = "a preloaded module has initialized CUDA, which can't be used after a fork"
-        keep_freed_memory()
         freeze()
 
     def serve(self, roles: Mapping[str, Callable[[Mapping[str, int]], None]]) -> None:
@@ -161,7 +159,10 @@ class WarmProcess:
         """Run the forked process; whatever happens ends the loop that forked it, and the interpreter with it."""
         for sock in self._sockets():
             sock.close()
-        self._roles[request["what"]](become(request, descriptors))
+        try:
+            self._roles[request["what"]](become(request, descriptors))
+        except KeyboardInterrupt:  # before the script of the process has begun, or after it
+            sys.exit(128 + signal.SIGINT)
         sys.exit()
 
     def _sockets(self) -> list[socket.socket]:

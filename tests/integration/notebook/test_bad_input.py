@@ -116,6 +116,13 @@ def test_invalid_dist_init_arguments(empty: Notebook, line: str, message: str) -
         ("%%distributed -r 5", "there is no rank 5: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
         ("%%rank[0,7]", "there is no rank 7: this cluster has ranks 0-1; write e.g. '0' or 'all'"),
         ("%%rank", "%%rank: the following arguments are required: ranks; %%rank? shows its options"),
+        (
+            "%dist_run --nproc_per_node 2 train.py",
+            (
+                "%dist_run: unrecognized arguments: --nproc_per_node; leave torchrun's options out, the ranks are "
+                "those of %dist_init; %dist_run? shows its options"
+            ),
+        ),
         ("%%distributed --what", "%%distributed: unrecognized arguments: --what; %%distributed? shows its options"),
         ("%%distributed -o 1x", "'1x' is not a variable's name; use names such as lr or batch_size"),
         (
@@ -148,9 +155,8 @@ def test_invalid_first_lines_of_a_cell(notebook: Notebook, first: str, message: 
         (
             "%dist_init -n 3",
             (
-                "the cluster 'default' (ranks 0-1) is running with other options; use it, restart it with %dist_reset, "
-                "end it with "
-                "%dist_shutdown, or start another beside it with --name NAME"
+                "the cluster 'default' (ranks 0-1) is running with other options; end it with %dist_shutdown before "
+                "this, or start another beside it with --name NAME"
             ),
         ),
     ],

@@ -198,9 +198,23 @@ def test_interrupted_start_leaves_nothing(bare_notebook: Notebook, launcher: str
     assert bare_notebook.run(folders).check().text == before or "FileNotFoundError" in before
 
 
+def test_interrupted_reset_states_that_the_cluster_has_ended(bare_notebook: Notebook) -> None:
+    bare_notebook.run("%config DistributedMagics.warm = False").check()  # so that a start takes longer
+    bare_notebook.run("%dist_init -n 2 --launcher local").check()
+    watcher = threading.Thread(target=_interrupt_when_a_rank_starts, args=[bare_notebook])
+    watcher.start()
+    outcome = bare_notebook.run("%dist_reset")
+    watcher.join()
+    assert outcome.error == (
+        "StartInterruptedError: the reset was interrupted, and the cluster has ended; start another with %dist_init"
+    )
+    assert bare_notebook.run("%dist_status").error.startswith("UsageError: no cluster is running")
+
+
 def _interrupt_when_a_rank_starts(notebook: Notebook) -> None:
     kernel = psutil.Process(notebook.pid)
-    while not any(_is_rank(child) for child in kernel.children(recursive=True)):
+    before = kernel.children(recursive=True)
+    while not any(_is_rank(child) for child in kernel.children(recursive=True) if child not in before):
         pass  # it takes a second longer until it is up
     notebook.interrupt()
 

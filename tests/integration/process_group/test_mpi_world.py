@@ -237,6 +237,17 @@ def test_unrepairable_mpi_is_reported_by_comm(monkeypatch: pytest.MonkeyPatch) -
         assert cluster.run("comm.allreduce(1)").results == {0: 2, 1: 2}
 
 
+def test_new_process_joins_ranks_whose_working_directory_was_deleted(world: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    world.run(f"import os; before = os.getcwd(); os.chdir({str(folder)!r})")
+    folder.rmdir()
+    assert not any("MPI" in note for note in world.replace([1]))
+    assert world.run("comm.allreduce(1)").results == {0: 3, 1: 3, 2: 3}
+    assert world.run("os.getcwd() == before", [0, 2]).results == {0: True, 2: True}
+    world.run("kept = rank * 11; row = comm.Split(0, rank); held = {'in a dict': comm}")
+
+
 @pytest.mark.parametrize("mpiexec_ends", [False, True])
 def test_no_rank_waits_for_dead_spawners_when_all_ranks_die(
     monkeypatch: pytest.MonkeyPatch, *, mpiexec_ends: bool

@@ -208,7 +208,8 @@ def test_only_unresponsive_ranks_are_replaced(three: Cluster, monkeypatch: pytes
     killed, replaced = three.replace([1])
     assert killed.startswith(f"rank 1 on {HOST} was killed: it did not react within 3 s")
     assert replaced == (
-        "rank 1 was replaced by a new process without its variables; %dist_copy --from 0 --to 1 NAME... restores them"
+        "rank 1 was replaced by a new process without its variables; run their cells again, or "
+        "%dist_copy --from 0 --to 1 NAME..."
     )
     three.copy(["kept"], 0, 1)
     after = three.run("(__import__('os').getpid(), kept)").results

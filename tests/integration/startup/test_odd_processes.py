@@ -69,22 +69,25 @@ def test_standard_descriptors_are_restored_for_the_next_cell(odd: Cluster, cell:
 
 HOLD_FILE = """
 import os, pathlib, subprocess, threading, time
-real, is_open, nothing = pathlib.io.open, threading.Event(), os.stat(os.devnull)
-def open_for_long(*args):
-    file = real(*args)
-    if file.fileno() == 0 and threading.current_thread().name == "disttrain sampler":
+real, is_open, nothing = pathlib.Path.open, threading.Event(), os.stat(os.devnull)
+def open_for_long(*args, **options):
+    file = real(*args, **options)
+    if file.fileno() == 0 and threading.current_thread().name == name:
         is_open.set()
         until = time.monotonic() + 1
         while time.monotonic() < until and not os.path.samestat(os.stat(0), nothing): pass
     return file
-pathlib.io.open = open_for_long
+pathlib.Path.open = open_for_long
 """
 
 
-def test_restored_descriptor_is_not_closed_by_a_thread_of_the_rank(odd: Cluster) -> None:
-    odd.run(HOLD_FILE)
-    assert odd.run("os.close(0); is_open.wait(60)").results == {0: True, 1: True}
-    odd.run("pathlib.io.open = real; subprocess.run('cat', check=True)")
+@pytest.mark.parametrize("thread", ["disttrain sampler", "Control"])
+def test_restored_descriptor_is_not_closed_by_a_thread_of_the_rank(odd: Cluster, thread: str) -> None:
+    odd.run(f"{HOLD_FILE}\nname = {thread!r}")
+    run = odd.run("os.close(0); is_open.wait(60)", block=False)
+    assert wait_until(lambda: odd.where() and run.done)
+    assert run.wait().results == {0: True, 1: True}
+    odd.run("pathlib.Path.open = real; subprocess.run('cat', check=True)")
 
 
 def test_rank_that_closes_session_descriptors_is_replaced_and_reports_why(odd: Cluster) -> None:

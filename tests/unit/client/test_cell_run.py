@@ -216,7 +216,7 @@ def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
 def cells_of(table: list[RankEntry], interrupt: Callable[..., None] = lambda _ranks: None, **supervisor: Any) -> Cells:
     launch = SimpleNamespace(table=table, stuck_remedy=lambda _ranks: "%dist_reset")
     supervising: Any = SimpleNamespace(**supervisor)
-    return Cells(cast("Any", launch), supervising, Telemetry(1.0), cast("Any", None), 0, interrupt)
+    return Cells(cast("Any", launch), supervising, Telemetry(1.0, print), cast("Any", None), 0, interrupt)
 
 
 def test_rank_that_dies_after_an_interrupt_is_not_reported_as_having_ended_its_cell() -> None:

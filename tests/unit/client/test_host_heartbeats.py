@@ -152,11 +152,14 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
     launch = SimpleNamespace(table=[dead])
     nothing = lambda *_: None  # noqa: E731
     supervisor = SimpleNamespace(on_death=lambda entry, _death: buried.append(entry.info.rank), note=lambda _text: None)
+    telemetry = Telemetry(1.0, print)
     session = SimpleNamespace(
         launch=launch,
-        open_cells=Cells(cast("Any", launch), cast("Any", supervisor), Telemetry(1.0), cast("Any", None), 0, nothing),
+        open_cells=Cells(
+            cast("Any", launch), cast("Any", supervisor), Telemetry(1.0, print), cast("Any", None), 0, nothing
+        ),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
-        telemetry=Telemetry(1.0),
+        telemetry=telemetry,
     )
     messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_disttrain import private_files
 from jupyter_disttrain.client.registry import cluster_file
 from jupyter_disttrain.client.transport.ssh_tunnel import Tunnel
 from jupyter_disttrain.errors import LaunchError, UsageError
 from jupyter_disttrain.features.batch_jobs import join
-from jupyter_disttrain.private_files import replace_private
 
 
 @pytest.mark.parametrize("content", ['{"lr": 0.1}', "not JSON", "[1]", '{"connection": 1}', "\0\xff"])
@@ -64,17 +62,3 @@ def test_tunnel_transfers_files_unchanged(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tunnel, "ask", lambda _script: "cluster.json\n\n")  # as a shell without gzip
     with pytest.raises(LaunchError, match=r"on node1 can't be copied: .*; gzip, base64, .* installed there"):
         tunnel._fetch()
-
-
-def test_notice_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice = tmp_path / "death-1.json"
-    replace_private(notice, "first")
-
-    def no_room(path: Path, _text: str) -> None:
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(private_files, "write_private", no_room)
-    with pytest.raises(OSError, match="No space left"):
-        replace_private(notice, "second")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]

@@ -36,7 +36,7 @@ from ..records import cell_started, rank_info
 @pytest.fixture
 def telemetry() -> Telemetry:
     """The telemetry of a cluster that nothing has reported to yet."""
-    return Telemetry(1.0)
+    return Telemetry(1.0, print)
 
 
 def report(telemetry: Telemetry, rank: int = 0, **fields: Any) -> None:
@@ -277,7 +277,7 @@ def test_history_is_thinned_uniformly_however_it_was_logged(telemetry: Telemetry
     assert 1000 < len(free) < 2000
     assert np.isnan(free).sum() == len(free) - 1
     assert len(names) == 2002
-    telemetry = Telemetry(1.0)
+    telemetry = Telemetry(1.0, print)
     logged(telemetry, 0, 1, range(30_000), loss=1e300)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

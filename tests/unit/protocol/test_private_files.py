@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_disttrain import private_files
 from jupyter_disttrain.client.transport import ssh_tunnel
 from jupyter_disttrain.errors import LaunchError, StageError
 from jupyter_disttrain.features.staging.source import SourceFile
 from jupyter_disttrain.features.staging.store import Store
 from jupyter_disttrain.launchers.folders import Folders
-from jupyter_disttrain.private_files import make_private_below, read_own
+from jupyter_disttrain.private_files import make_private_below, read_own, replace_private
 from jupyter_disttrain.protocol.shared_memory import drop, fetch, lend
 from jupyter_disttrain.rank.startup.connection import Connection
 
@@ -143,3 +144,17 @@ def test_hosts_in_a_job_file_are_parsed() -> None:
     assert ssh_tunnel.split("eva@login.example-site.org:~/job.json") == ("eva@login.example-site.org", "~/job.json")
     assert ssh_tunnel.split("[fd00::1%eth0]:job.json") == ("fd00::1%eth0", "job.json")
     assert ssh_tunnel.split("eva@[fd00::1]:job.json") == ("eva@fd00::1", "job.json")
+
+
+def test_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = tmp_path / "death-1.json"
+    replace_private(notice, "first")
+
+    def no_room(path: Path, _text: str) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(private_files, "write_private", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        replace_private(notice, "second")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("death-1.json", "first")]

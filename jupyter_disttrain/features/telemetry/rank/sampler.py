@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import RankVitals
@@ -25,8 +24,8 @@ from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING
 from ....rank.interrupts.deferral import outwards
 from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.current_call import mpi_call
-from ....rank.output.streams import own_files
 from ....rank.output.user_code import is_own
+from ....rank.own_process import read_proc_self
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
 from .progress import NOWHERE
@@ -74,7 +73,7 @@ class Sampler:
         self._has_failed = False
         self._main = threading.main_thread().ident or 0
         self._clock = time.pthread_getcpuclockid(self._main)
-        self._stat = Path(f"/proc/self/task/{os.getpid()}/stat")  # Python's thread number is from before the fork
+        self._stat = f"task/{os.getpid()}/stat"  # Python's thread number is from before the fork
         threading.Thread(target=self._run, name="disttrain sampler", daemon=True).start()
 
     def _run(self) -> None:
@@ -168,10 +167,8 @@ class Sampler:
             self._next_reading = now + (time.thread_time() - began) / READING_SHARE
             if pending is not None:
                 return str(pending["name"])
-            if is_asleep:
-                with own_files:
-                    if is_main_thread_waiting():
-                        return MESSAGE_WAIT
+            if is_asleep and is_main_thread_waiting():
+                return MESSAGE_WAIT
         return self._mpi_call(frame)
 
     def _stands(self) -> bool:
@@ -191,5 +188,4 @@ class Sampler:
         return self._in_mpi
 
     def _is_asleep(self) -> bool:
-        with own_files:
-            return self._stat.read_bytes().rpartition(b")")[2].split()[0] != b"R"
+        return read_proc_self(self._stat).rpartition(b")")[2].split()[0] != b"R"

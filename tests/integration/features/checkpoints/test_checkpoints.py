@@ -116,7 +116,7 @@ def test_checkpoint_is_loaded_on_another_number_of_ranks(tmp_path: Path) -> None
         ).results
     for n in (1, 3):
         with Cluster(n=n, launcher="local", name=f"now{n}") as other:
-            with pytest.raises(RankFailure, match="'model', 'optimizer' has to exist before its state can be loaded"):
+            with pytest.raises(RankFailure, match="'model' and 'optimizer' can only be loaded into existing obj"):
                 other.checkpoints.load(tmp_path)
             other.run(SHARDED.replace("range(3)", "range(1)"))
             other.checkpoints.load(tmp_path)

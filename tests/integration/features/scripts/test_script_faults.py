@@ -62,6 +62,41 @@ def test_interrupt_ends_the_script_and_its_child_processes(three: Cluster, folde
     assert wait_until(lambda: not programs()), programs()
 
 
+def test_script_that_closes_all_inherited_descriptors_runs_to_its_end(three: Cluster, folder: Path) -> None:
+    close = """
+    import os, sys
+    from jupyter_disttrain import log_metrics
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    files = [open(f"own{os.environ['RANK']}-{number}", "wb") for number in range(20)]  # with the numbers of those
+    log_metrics(loss=1.0)
+    print("alive")
+    sys.exit(int(sys.argv[1]))
+    """
+    script = write(folder, "closes.py", close)
+    run = three.scripts.run(script, ["0"])
+    assert run.stdout == dict.fromkeys(range(3), "alive\n")
+    with pytest.raises(RankFailure, match=r"closes\.py exited with code 3"):
+        three.scripts.run(script, ["3"])
+    assert {path.stat().st_size for path in folder.glob("own*")} == {0}
+
+
+def test_interrupt_before_the_first_line_of_a_script_shows_the_users_lines_only(three: Cluster, folder: Path) -> None:
+    package = folder / "early"
+    package.mkdir()
+    write(
+        package, "__init__.py", "import os, time\nopen('begun' + os.environ['RANK'], 'w').close()\ntime.sleep(1000)\n"
+    )
+    write(package, "main.py", "pass\n")
+    run = three.scripts.run("early.main", is_module=True, block=False)
+    assert wait_until(lambda: len(list(folder.glob("begun*"))) >= 3)
+    three.interrupt()
+    with pytest.raises(RankFailure, match="KeyboardInterrupt"):
+        run.wait()
+    shown = str(run.stderr) + str([failure.traceback for failure in run.state.failures.values()])
+    assert "early/__init__.py" in shown
+    assert "jupyter_disttrain" not in shown
+
+
 def test_child_process_that_ignores_interrupts_ends_with_the_script(three: Cluster, folder: Path) -> None:
     code = """
     import os, signal, subprocess, time
