@@ -153,6 +153,11 @@ class CellRun:
                 events.append(self._events.get_nowait())
         return [event for event in events if event is not None]
 
+    def __repr__(self) -> str:
+        """Return the cell's number, its ranks and whether they have ended it."""
+        state = f"{label_ranks(self.running_now)} running" if self.running_now else "done"
+        return f"<CellRun {self.number} on {label_ranks(self.ranks)}: {state}>"
+
     # Results
 
     @property

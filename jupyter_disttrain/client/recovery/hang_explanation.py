@@ -165,7 +165,7 @@ def _doing(report: HangReport) -> str:
 def _done(rank: int, ended: Mapping[int, str]) -> str:
     if rank not in ended:
         return "in no cell"
-    first = ended[rank].partition("\n")[0]
+    first = ended[rank].partition("\n")[0].removesuffix(": ")
     return f"its cell failed: {first:.200}" if first else "has ended the cell"
 
 

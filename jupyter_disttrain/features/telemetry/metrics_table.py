@@ -198,7 +198,7 @@ class MetricsTable:
         Raises
         ------
         KeyError
-            If no rank has logged such a metric; the message lists the metrics that exist.
+            If no rank has logged such a metric, or not in that cell; the message lists those that exist.
         """
         _, rows = self.since(0)
         rows = rows[rows["name"] == self._names.get(name, -1)]
@@ -207,6 +207,9 @@ class MetricsTable:
             raise KeyError(
                 f"no rank has logged {name!r}" + (f"; logged are: {there}" if there else ", or anything else")
             )
+        cells = np.unique(rows["cell"]).tolist()
+        if cell is not None and cell not in cells:
+            raise KeyError(f"cell {cell} has not logged {name!r}; cells that have: {', '.join(map(str, cells))}")
         return gather(name, rows, cell)
 
     def gather_last(self, count: int) -> list[Gathered]:

@@ -224,7 +224,8 @@ class Screen:
         self._progress = [*_headline(run), f"{QUIET}{' · '.join(filter(None, parts))}{RESET}"]
         hang = run.hang
         if hang:
-            self._progress.append("ranks are waiting; an interrupt ends the wait and keeps all variables:")
+            waits = "ranks are waiting; an interrupt ends the wait and keeps all variables:"
+            self._progress.append("since the interrupt:" if run.interrupts else waits)
             self._progress += [f"  {line}" for line in hang]
         else:
             self._progress += [f"{RED}{remark}{RESET}" for remark in run.remarks]

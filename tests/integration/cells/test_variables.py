@@ -240,6 +240,7 @@ def test_values_arrive_without_a_wait(cluster: Cluster) -> None:
 
 def test_values_of_a_running_cell_are_incomplete(cluster: Cluster) -> None:
     run = cluster.run("import time\nwhile rank and not globals().get('go'): time.sleep(0.01)\nrank", block=False)
+    assert repr(run).endswith(" running>")
     assert run.results in ({}, {0: 0})
     cluster.interrupt([1])
     with pytest.raises(RankFailure):

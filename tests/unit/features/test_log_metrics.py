@@ -129,6 +129,10 @@ def test_metric_is_gathered_by_step_and_rank() -> None:
     np.testing.assert_array_equal(diverged.gather("loss").spread, [math.nan, inf, 0])
     with pytest.raises(KeyError, match="no rank has logged 'lost'; logged are: loss"):
         diverged.gather("lost")
+    with pytest.raises(KeyError, match="cell 9 has not logged 'loss'; cells that have: 1"):
+        diverged.gather("loss", cell=9)
+    with pytest.raises(KeyError, match="no rank has logged 'loss', or anything else"):
+        table_with().gather("loss")
 
 
 def test_steps_may_decrease_be_missing_and_be_huge() -> None:
