@@ -198,7 +198,7 @@ def test_unserializable_out_is_reported_in_one_line(notebook: Notebook) -> None:
 
 def test_ddp_model_is_refused_with_advice(cluster: Cluster) -> None:
     cluster.run("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))")
-    with pytest.raises(UnserializableValueError, match=r"rank 0: ddp: .* send model\.module or model\.state_dict\(\)"):
+    with pytest.raises(UnserializableValueError, match=r"rank 0: ddp: .* state = model\.module\.state_dict\(\)"):
         cluster.pull("ddp")
 
 
