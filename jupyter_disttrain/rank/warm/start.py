@@ -104,7 +104,7 @@ def fork_nannies(count: int) -> Forks:
             named={"lifeline": ends[0]} if ends else {},
             numbered={number: number for number in (0, 1, 2, *_inherited())},
         )
-    except BaseException:
+    except BaseException:  # also an interrupt: nannies that are forked here would inherit the descriptor
         if ends:
             os.close(ends[1])
         raise
@@ -218,11 +218,14 @@ def _start(address: str, environment: Mapping[str, str]) -> subprocess.Popen[byt
 
 
 def _failure(process: subprocess.Popen[bytes]) -> str:
-    """Return how a warm process has failed, as text; empty while it runs, or if it found another with its address."""
+    """Return how a warm process has failed, as text.
+
+    Empty while it runs, if it found another with its address, and if this process's children are reaped elsewhere.
+    """
     try:
         end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return "has ended"  # another thread waits for all children
+        return ""
     if end is None or end.si_status == 0:
         return ""
     if end.si_code == os.CLD_EXITED:
