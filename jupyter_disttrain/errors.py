@@ -27,6 +27,12 @@ class DisttrainError(Exception):
         return [f"{RED}{type(self).__name__}{RESET}: {self}"]
 
 
+def _render_note(note: str) -> str:
+    """Return a note with its first line in bold; what follows is a list."""
+    first, *more = note.split("\n")
+    return "\n".join([f"{BOLD}{first}{RESET}", *more])
+
+
 class UsageError(DisttrainError, ValueError):
     """The request can't be carried out as it was made."""
 
@@ -81,7 +87,7 @@ class CellTimeoutError(DisttrainError, TimeoutError):
 
     def _render_traceback_(self) -> list[str]:
         """Return what happened, and a line for each note."""
-        return [*super()._render_traceback_(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
+        return [*super()._render_traceback_(), *map(_render_note, self.notes)]
 
 
 class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
@@ -135,7 +141,7 @@ class RankFailure(DisttrainError):  # noqa: N818  (the term of the design)
             elif not failure.traceback:
                 lines.append(f"{BOLD}{failure.ename}{RESET}: {failure.evalue}")
             lines += _variants(failure)
-        return [*lines, *self._render_waited(), *(f"{BOLD}{note}{RESET}" for note in self.notes)]
+        return [*lines, *self._render_waited(), *map(_render_note, self.notes)]
 
     def _render_waited(self) -> list[str]:
         """Return one line for the ranks that waited at the same line of the cell."""

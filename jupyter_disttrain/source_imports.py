@@ -6,12 +6,17 @@ import ast
 from importlib.util import resolve_name
 
 
-def imported(content: str | bytes, package: str) -> set[str]:
-    """Return the names of the modules that a file of ``package`` may import; empty if it can't be parsed."""
+def parse(content: str | bytes) -> ast.Module:
+    """Return the syntax tree of a file; an empty one if it can't be parsed."""
     try:
-        tree = ast.parse(content)
+        return ast.parse(content)
     except (SyntaxError, ValueError):
-        return set()  # the rank that imports it reports the error
+        return ast.Module([], [])  # the rank that imports it reports the error
+
+
+def imported(content: str | bytes | ast.Module, package: str) -> set[str]:
+    """Return the names of the modules that a file of ``package`` may import; empty if it can't be parsed."""
+    tree = content if isinstance(content, ast.Module) else parse(content)
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -109,7 +109,7 @@ class StackCollector:
             if max((report.waits_s or 0.0 for report in reports.values()), default=0.0) < LONG_SECONDS:
                 return
             lines = [*mismatches(fresh), *self._explain(reports)]
-            self._note(f"when it was interrupted: {'; '.join(lines)}")
+            self._note("\n  ".join(("when it was interrupted:", *lines)))
 
     def _silent(self, ranks: set[int], began: float) -> list[int]:
         return [rank for rank in ranks if self.reports[rank].answered_at < began]

@@ -21,7 +21,7 @@ from ...launchers.mpi import mpi_obstacle
 from ...protocol.requests import OpenPort
 from ..export.export import export, frame_of, remarks_on
 from .mpi_job import MpiJob
-from .needs_mpi import needs_mpi
+from .sources import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,9 +79,9 @@ class Scripts:
         if how not in HOW:
             raise UsageError(f"a script can't run {how!r}; choose one of {', '.join(map(repr, HOW))}")
         folder, target = _folder(), os.fspath(target)
+        found = read_sources(target, folder, is_module=is_module)
         if how == "auto":
-            uses_mpi = needs_mpi(target, folder, is_module=is_module)
-            how = "mpi" if uses_mpi and not mpi_obstacle(self._session.launch.config) else "fresh"
+            how = "mpi" if found.uses_mpi and not mpi_obstacle(self._session.launch.config) else "fresh"
         nodes = 0
         if how == "node":
             ranks = self._first_of_each_node(ranks)
@@ -94,9 +94,9 @@ class Scripts:
             "is_module": is_module,
             "folder": folder,
             "how": how,
+            "variables": found.variables,
             "run_id": run_id,
-            "nodes": nodes,
-            "rendezvous": rendezvous,
+            "rendezvous": rendezvous | {"nodes": nodes},
         }
         arguments = ", ".join(f"{name}={value!r}" for name, value in request.items())
         options["origin"] = replace(

@@ -38,6 +38,7 @@ from ...rank.nanny.ipc import SAMPLES, Sender
 from ...rank.output import user_code
 from ...rank.own_process import file_of
 from ...rank.warm import channel
+from ...rank.warm.shadowed_modules import SearchPath, ShadowedModules
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
 from .code import find_code
@@ -78,7 +79,7 @@ class Program:
         self._control, self._content = control, content
         self._turns = threading.Lock()  # between messages on the socket
         self._pid = os.getpid()
-        self._hidden: dict[str, ModuleType] = {}
+        self._shadowed = ShadowedModules()
         self._page = mmap.mmap(given["page"], mmap.PAGESIZE)
         os.close(given["page"])
         faulthandler.enable(file=given["crash"], all_threads=False)
@@ -100,7 +101,7 @@ class Program:
     def run(self) -> Any:
         """Run the script; return its exit code, as ``sys.exit`` takes it."""
         for name in [each for each in sys.modules if each.partition(".")[0] in _OF_NOTEBOOKS]:
-            self._hidden[name] = sys.modules.pop(name)
+            self._shadowed.forgotten[name] = sys.modules.pop(name)
         for name in (PRELOAD, NO_WARM, WITHOUT_TORCH, "PYTHONSAFEPATH"):  # they are for the start of this process
             os.environ.pop(name, None)
         _open_streams()
@@ -116,7 +117,7 @@ class Program:
             before_import("mpi4py.MPI", _refuse_mpi)
             on_import("horovod.common.basics", _refuse_horovod)
         if is_module:  # finding it imports the packages that it is in
-            _forget_hidden_by(str(Path.cwd()))
+            self._shadowed.forget(str(Path.cwd()))
         try:
             found = find_code(self._content["target"], is_module=is_module)
         except ScriptError as error:
@@ -129,7 +130,7 @@ class Program:
             return self._on_error(error)
         user_code.begin_script(found.code.co_filename)
         if not is_module:
-            _forget_hidden_by(found.folder)
+            self._shadowed.forget(found.folder)
         return self._run(found)
 
     def _run(self, found: Code) -> Any:
@@ -139,7 +140,7 @@ class Program:
             main.__annotations__ = {}
         sys.argv = [found.first, *self._content["arguments"]]
         sys.orig_argv = [sys.executable, "-u", *sys.argv]
-        sys.path = [found.folder, *(path for path in sys.path if path)]
+        sys.path = SearchPath([found.folder, *(path for path in sys.path if path)], self._shadowed)
         try:
             exec(found.code, main.__dict__)  # noqa: S102  (it is what this is for)
         except SystemExit as end:
@@ -175,8 +176,8 @@ class Program:
         self._send({"failed": report_of(error, self._shown())})
 
     def _shown(self) -> dict[str, Any]:
-        """Let IPython format a traceback again; return how."""
-        sys.modules.update(self._hidden)
+        """Let IPython format a traceback, and find its modules again; return how."""
+        sys.modules.update(self._shadowed.forgotten)
         return self._content["shown"]  # type: ignore[no-any-return]
 
     def _is_connected(self) -> bool:
@@ -272,15 +273,6 @@ def _refuse_horovod(module: Any) -> None:
     module.HorovodBasics.init = init
 
 
-def _forget_hidden_by(folder: str) -> None:
-    """Forget installed modules whose names files beside the script have: the script imports these, as under Python."""
-    names = {path.stem for path in Path(folder).glob("*.py")}
-    names |= {path.parent.name for path in Path(folder).glob("*/__init__.py")}
-    for name in names - sys.stdlib_module_names - {__name__.partition(".")[0], "__main__"}:
-        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            del sys.modules[each]
-
-
 def _open_streams() -> None:
     """Open the standard streams as ``python -u`` does."""
     encoding, errors = sys.stdout.encoding, {1: sys.stdout.errors, 2: "backslashreplace"}
@@ -291,19 +283,16 @@ def _open_streams() -> None:
         stream.mode = "w"  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    raw = io.BufferedReader(io.FileIO(0, "r", closefd=False))
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(raw, encoding)  # type: ignore[misc]
+    stream = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding)
+    stream.mode = "r"  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = stream  # type: ignore[misc]
 
 
 def main() -> NoReturn:
-    """Run in a process that was started for one script: ``python -m ...program DESCRIPTOR``."""
+    """Run in a process that was started for one script: see ``programs.COMMAND``."""
     control = int(sys.argv[1])
     os.set_inheritable(control, False)
     try:
         run_program({"control": control})
     except KeyboardInterrupt:  # before the script has begun, or after it
         sys.exit(128 + signal.SIGINT)
-
-
-if __name__ == "__main__":
-    main()

@@ -50,6 +50,8 @@ _OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
 # that a notebook doesn't have, and plots in the notebook.
 _OF_KERNEL = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
 _OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", PREFIX)  # of the MPI job that this rank belongs to
+# Of a program's own Python: it imports this package before it looks into the working directory.
+COMMAND = "import sys; sys.path.remove(''); from jupyter_disttrain.features.scripts.program import main; main()"
 _KEPT = (PRELOAD, NO_WARM, WITHOUT_TORCH)
 
 
@@ -384,11 +386,10 @@ def _fork_or_start(
                     numbered={number: number for number in (0, 1, 2)},
                 )
             )
-    command = [sys.executable, "-u", "-m", "jupyter_disttrain.features.scripts.program", str(control.fileno())]
     return _Started(
         subprocess.Popen(  # noqa: S603
-            command,
-            env={**environment, "PYTHONSAFEPATH": "1"},
+            [sys.executable, "-u", "-c", COMMAND, str(control.fileno())],
+            env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             pass_fds=[control.fileno()],

@@ -11,8 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import framework_environment
-from ...protocol.environment import SAMPLE_SECONDS
+from ...protocol.environment import NO_WARM, SAMPLE_SECONDS
 from ...rank.libraries.reserved_ports import ReservedPort
+from ...rank.warm.label import is_read_before_fork
 from .code import fill_in
 from .failure_report import how_shown
 from .in_session import run_in_session
@@ -42,6 +43,7 @@ class Scripts:
         self._node_port: ReservedPort | None = None  # held for the last programs of nodes
         self._mpi: MpiConnection | None = None  # for the next program, if it uses MPI
         self._store: Any = None  # of the last program
+        self._explained: set[str] = set()  # scripts of which was reported why they are not forked
 
     def enter(self, info: RankInfo, identity: dict[str, str], group: Group | None) -> None:
         """Set this rank's identity."""
@@ -88,14 +90,14 @@ class Scripts:
         is_module: bool,
         folder: str,
         how: str,
+        variables: Sequence[tuple[str, str | None, bool]],
         run_id: str,
         rendezvous: Mapping[str, Any],
-        nodes: int,
     ) -> None:
-        """Run a script; see ``client.Scripts.run`` for ``how``.
+        """Run a script; see ``client.Scripts.run`` for ``how``, ``sources.Sources`` for ``variables``.
 
         ``run_id`` is unique in the session. ``rendezvous`` has the ``"port"``; if all ranks run a program, also the
-        ``"places"`` of other frameworks' servers. ``nodes`` is how many run a program.
+        ``"places"`` of other frameworks' servers; with one program per node the number of ``"nodes"``.
         """
         assert self._info is not None
         identity = self._identity | {"TORCHELASTIC_RUN_ID": run_id}
@@ -106,8 +108,11 @@ class Scripts:
         port = rendezvous.get("port", 0)
         if rendezvous.get("places"):
             identity |= framework_environment(self._info.rank, rendezvous["places"], self._roles)
-        environment = of_node(nodes, port) if how == "node" else of_rank(identity, port)
+        environment = of_node(rendezvous["nodes"], port) if how == "node" else of_rank(identity, port)
         mpi, self._mpi = (self._mpi, None) if how == "mpi" else (None, None)
+        if too_late := _set_too_late(variables, environment):
+            environment[NO_WARM] = "1"
+            self._explain(target, too_late)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
         sys.stdout.flush()
         content = {
@@ -122,3 +127,23 @@ class Scripts:
             "shown": how_shown(self._shell),
         }
         self.programs.run(content, environment, folder, mpi)
+
+    def _explain(self, target: str, variables: Sequence[str]) -> None:
+        """Report, once for each script, why it starts slowly."""
+        if target not in self._explained:
+            self._explained.add(target)
+            them = "it" if len(variables) == 1 else "them"
+            sys.stderr.write(
+                f"{target} starts in a new Python and imports torch itself, because it sets {' and '.join(variables)}; "
+                f"with %env before %dist_init to set {them}, it starts faster\n"
+            )
+
+
+def _set_too_late(variables: Sequence[tuple[str, str | None, bool]], environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that a script changes before it imports torch, and that have no effect after the import."""
+    found: dict[str, None] = {}
+    for name, value, is_default in variables:
+        is_kept = name in environment if is_default else value == environment.get(name, "")
+        if not is_kept and is_read_before_fork(name, environment):
+            found[name] = None
+    return list(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 from .start import NANNY, PROGRAM
 from .warm_process import WarmProcess
@@ -12,6 +13,8 @@ from .warm_process import WarmProcess
 
 def main() -> None:
     """Import what ranks need and serve until nothing needs this process any more."""
+    if sys.path[0] == str(Path.cwd()):  # not with PYTHONSAFEPATH, which would be a flag of all scripts
+        del sys.path[0]
     try:
         process = WarmProcess(sys.argv[1])
     except OSError:

@@ -33,10 +33,15 @@ def belongs_to_us(sock: socket.socket) -> bool:
 
 
 def send(sock: socket.socket, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-    """Send a message, which JSON can represent, with copies of file descriptors."""
+    """Send a message, which JSON can represent, with copies of file descriptors.
+
+    It is sent by one system call, if there is room for it: at Python's end a daemon thread may stop between two.
+    """
     body = json.dumps(message).encode()
-    socket.send_fds(sock, [_LENGTH.pack(len(body))], descriptors or [])
-    sock.sendall(body)
+    data = _LENGTH.pack(len(body)) + body
+    sent = socket.send_fds(sock, [data], descriptors or [])
+    if sent < len(data):
+        sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:

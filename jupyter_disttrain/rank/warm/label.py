@@ -33,8 +33,8 @@ _READ_AT_IMPORT = (
 )
 _NAMES_READ_AT_IMPORT = ("HOME", "LANG", "LANGUAGE", "TZ", PRELOAD, WITHOUT_TORCH)
 # Of these, the variables that differ between ranks or jobs, and are read later: CUDA's when it is initialized.
-# Torch reads those of process groups when it makes one. A warm process itself always has a safe path. The last ones are
-# set by torch.compile, CUDA and Lightning in a running process.
+# Torch reads those of process groups when it makes one. A warm process removes its folder from the path. The last ones
+# are set by torch.compile, CUDA and Lightning in a running process.
 _READ_LATER = (
     *("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "PYTHONSAFEPATH"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING", "PYTORCH_NVML_BASED_CUDA_CHECK"),
@@ -50,6 +50,13 @@ _OF_PROCESS = (
     *("LAUNCH_", "NODE_RANK", "NNODES", "MPLBACKEND", "DS_ACCELERATOR", "ACCELERATE_USE_CPU", "NCCL_HOSTID"),
     *("JAX_COORDINATOR_", "TF_CONFIG", "HOROVOD_", "FORCE_COLOR", "CLICOLOR", "PAGER", "GIT_PAGER"),
     *("TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
+# Of those that are read at import, the ones that have no effect in a process that sets them itself, or still have one
+# after torch is imported.
+_AT_PROCESS_START = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
+_AFTER_TORCH = (
+    *("CUDA_", "HIP_", "TRITON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_HOME"),
+    *("TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCH_SHOW_CPP_STACKTRACES"),
 )
 _KEPT = (PRELOAD, WITHOUT_TORCH)  # of this package's own variables
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
@@ -87,6 +94,18 @@ def import_environment(environment: Mapping[str, str], folder: str) -> dict[str,
 def preloaded(environment: Mapping[str, str]) -> list[str]:
     """Return the modules that the user has preloaded, as named by ``%config DistributedMagics.preload``."""
     return [name for name in environment.get(PRELOAD, "").split(",") if name]
+
+
+def is_read_before_fork(name: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a process that the warm process has forked sets a variable too late, though a new Python does not.
+
+    ``environment`` is the warm process's. Of modules that the user has preloaded, variables that begin with the name of
+    their package count, and Hugging Face's.
+    """
+    packages = {each.partition(".")[0].upper() for each in preloaded(environment)}
+    late = _READ_LATER if "TORCH" in packages else (*_READ_LATER, *_AFTER_TORCH)
+    prefixes = (*_READ_AT_IMPORT, *packages, *(["HF_"] if packages else []))
+    return name.startswith(prefixes) and not name.startswith((*_AT_PROCESS_START, *late))
 
 
 def _at_import(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

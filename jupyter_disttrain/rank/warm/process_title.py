@@ -18,7 +18,6 @@ _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _FIRST = 3  # the number, in proc(5), of the first of ``stat_fields``
 _PLACES = (26, 27, 45, 46, 47)  # start_code, end_code, start_data, end_data and start_brk in proc(5)
 _START_STACK = 28
-_kept: list[ctypes.Array[ctypes.c_char]] = []
 
 
 class _Map(ctypes.Structure):
@@ -36,10 +35,12 @@ def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Show these arguments and these environment variables for this process."""
     argument_data = _packed(arguments)
     data = argument_data + _packed([f"{name}={value}" for name, value in environment.items()])
-    memory = ctypes.create_string_buffer(data, len(data))  # Linux shows only private memory of no file
-    start = ctypes.addressof(memory)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    # Linux shows only private memory of no file. It is never freed, as Python's is before the process ends.
+    start = libc.malloc(len(data))
+    ctypes.memmove(start, data, len(data))
     fields = stat_fields(os.getpid())
     if not fields:
         return
@@ -50,8 +51,7 @@ def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         auxv_size=0,
         exe_fd=2**32 - 1,
     )
-    if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(shown), ctypes.sizeof(shown), 0) == 0:
-        _kept.append(memory)
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(shown), ctypes.sizeof(shown), 0)
 
 
 def _packed(texts: Sequence[str]) -> bytes:

@@ -209,7 +209,7 @@ def connect(environment: Mapping[str, str]) -> socket.socket:
 def _start(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a warm process; one that finds another with the same address exits."""
     command = [sys.executable, "-m", WARM_PROCESS, address.removeprefix("\0")]
-    environment = {**environment, "PYTHONSAFEPATH": "1"}
+    environment = {name: value for name, value in environment.items() if name != "PYTHONSAFEPATH"}
     process = subprocess.Popen(  # noqa: S603
         command, env=environment, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True
     )

@@ -72,7 +72,7 @@ class MetricsLog:
         self._refuses_names = False
         self._dropped = 0  # samples of this cell
 
-    def log_metrics(self, step: int | None = None, **values: Any) -> None:
+    def log_metrics(self, step: int | None = None, *unnamed: Any, **values: Any) -> None:
         """Log values of this rank, e.g. ``log_metrics(step, loss=loss)``.
 
         Returns at once: a tensor on a GPU is copied on its stream and read when the copy is done.
@@ -87,8 +87,10 @@ class MetricsLog:
         Raises
         ------
         ValueError, TypeError
-            If a value is not a number or the step is not whole; the call then logs nothing.
+            If a value has no name or is not a number, or the step is not whole; the call then logs nothing.
         """
+        if unnamed:
+            raise TypeError(f"log_metrics needs a name for each value, e.g. log_metrics({step!r}, loss={unnamed[0]!r})")
         self.log(step, values)
 
     def log(self, step: int | None, values: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from jupyter_disttrain.errors import RankFailure, UsageError
-from jupyter_disttrain.features.scripts.needs_mpi import needs_mpi
 
 from ....support.process_tools import wait_until
 from ....support.recovery_tools import HOST, is_intact
@@ -72,24 +71,6 @@ def test_mpi_is_found_in_modules_beside_the_script_and_refused_where_it_is_not_s
     assert cluster.scripts.run(hidden, how="mpi").stdout == {0: "2\n", 1: "2\n"}
     asked = write(folder, "asks.py", "import sys\nif len(sys.argv) > 1: import mpi4py.MPI\nprint('without')")
     assert cluster.scripts.run(asked, how="fresh").stdout == {0: "without\n", 1: "without\n"}
-
-
-def test_source_decides_whether_mpi_is_needed(folder: Path) -> None:
-    write(folder, "plain.py", "import torch, helper")
-    write(folder, "helper.py", "import os")
-    assert not needs_mpi("plain.py", str(folder), is_module=False)
-    write(folder, "helper.py", "def main():\n    import horovod.torch as hvd")
-    assert needs_mpi("plain.py", str(folder), is_module=False)
-    write(folder, "pack/__init__.py", "")
-    write(folder, "pack/train.py", "from .comm import world")
-    write(folder, "pack/comm.py", "from mpi4py import MPI as world")
-    assert needs_mpi("pack.train", str(folder), is_module=True)
-    write(folder, "pack/comm.py", "world = None")
-    write(folder, "pack/__init__.py", "import mpi4py")
-    assert needs_mpi("pack.train", str(folder), is_module=True)
-    write(folder, "pack/__init__.py", "")
-    assert not needs_mpi("pack.train", str(folder), is_module=True)
-    assert not needs_mpi("no_such_file.py", str(folder), is_module=False)
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError('the cause')", "os._exit(3)"])

@@ -8,15 +8,16 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
-from jupyter_disttrain import Cluster
 from jupyter_disttrain.errors import RankFailure
 
+from ....support.process_tools import wait_until
 from .test_scripts import SUM, TRAIN, lines_of, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from jupyter_disttrain import Cluster
 
 
 POOLS = {
@@ -103,13 +104,6 @@ ctypes.CDLL(None).printf(b"without a line's end")
 """
 
 
-@pytest.fixture(scope="module", params=["warm", "cold"])
-def either(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Ranks whose scripts are forked from the warm process, or are started."""
-    with Cluster(n=2, launcher="local", name="ends", warm=request.param == "warm") as cluster:
-        yield cluster
-
-
 USED = {  # what stays refers to the script's variables
     "a signal handler": "signal.signal(signal.SIGTERM, lambda *_: cache)",
     "a stream": "class Tee(io.TextIOBase):\n    def write(self, text): return sys.__stdout__.write(json.dumps(text))\n"
@@ -164,6 +158,24 @@ def test_exit_functions_are_called_however_the_script_ends(cluster: Cluster, fol
         run.wait()
     assert lines_of(run)[0] == ["last", "first", "helper"]
     assert "ValueError: in atexit" in run.stderr[0]
+
+
+def test_ps_shows_a_script_to_its_end(cluster: Cluster, folder: Path) -> None:
+    """Also while functions of C libraries run after Python's end, as MPI's, which may wait."""
+    code = """
+        import ctypes, os, signal
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc["raise"], signal.SIGSTOP, None)
+        with open("pid", "w") as file: file.write(str(os.getpid()))
+        """
+    run = cluster.scripts.run(write(folder, "late.py", code), ["argument"], ranks=0, block=False)
+    assert wait_until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
+    process = psutil.Process(int((folder / "pid").read_text()))
+    assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+    assert process.cmdline()[-2:] == ["late.py", "argument"]
+    process.kill()
+    with pytest.raises(RankFailure, match=r"late\.py was killed by SIGKILL"):
+        run.wait()
 
 
 def test_failed_fork_is_reported(cluster: Cluster, folder: Path) -> None:
