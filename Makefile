@@ -4,7 +4,7 @@
 # PYTHON is the interpreter that creates .venv; ARGS are passed on: make test ARGS="-k magics".
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-frameworks lab horovod bench faults hosts telemetry ranks scaling check labextension clean
+.PHONY: help demo test test-unit test-frameworks lab horovod bench faults hosts telemetry completion ranks scaling check labextension clean
 
 .NOTPARALLEL: # pip and jlpm must not run in one .venv at the same time
 
@@ -57,6 +57,9 @@ hosts: .venv/.installed-bench ## measure clusters over hosts: start, lost hosts,
 
 telemetry: .venv/.installed-test .venv/.built-labextension ## measure the cost of telemetry and metrics
 	python -m benchmarks.overhead.telemetry --write $(ARGS)
+
+completion: .venv/.installed-bench ## measure completion and inspection while ranks compute and wait
+	python -m benchmarks.overhead.introspection --write $(ARGS)
 
 ranks: .venv/.installed-bench ## measure the cost of 16 to 256 idle ranks
 	python -m benchmarks.overhead.control_plane --write $(ARGS)

@@ -163,6 +163,16 @@ class DrivenKernel:
                 raise KernelError(f"the cell failed: {record.failure[:160]}")
         return record
 
+    def ask(self, kind: str, code: str, *, timeout_s: float = 5.0) -> tuple[float, dict[str, Any]]:
+        """Ask to ``"complete"`` or to ``"inspect"`` a cell at its end; return the seconds until the reply, and that.
+
+        Raises a KernelError if there is no reply within ``timeout_s``.
+        """
+        assert self._client is not None, "start the kernel first"
+        began = time.perf_counter()
+        reply = self._reply(getattr(self._client, kind)(code), timeout_s)
+        return time.perf_counter() - began, reply
+
     def end(self) -> int:
         """End the kernel and every process it started; return how many of them still ran after 5 s."""
         if self._client is not None:

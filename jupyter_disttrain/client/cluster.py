@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.cluster import ClusterConfig
 from ..config.rank_selection import parse_ranks
 from ..features.checkpoints.client import Checkpoints
+from ..features.introspection.client import Introspection
 from ..features.reloading.client import Reloading
 from ..features.scripts.client import Scripts
 from ..features.staging.client import Staging
@@ -93,6 +94,7 @@ class Cluster:
         self._lifecycle = lifecycle
         self._session = session = lifecycle.session
         self._checkpoints = Checkpoints(session)
+        self._introspection = Introspection(session)
         self._reloading = Reloading(session)
         self._scripts = Scripts(session)
         self._staging = Staging(session)
@@ -300,6 +302,11 @@ class Cluster:
     def checkpoints(self) -> Checkpoints:
         """Saves and loads checkpoints of the ranks' variables."""
         return self._checkpoints
+
+    @property
+    def introspection(self) -> Introspection:
+        """Completes and documents code for the ranks, also while they run cells."""
+        return self._introspection
 
     @property
     def reloading(self) -> Reloading:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..protocol.environment import IPYTHON_PROFILE
+from .introspection import CellIntrospection
 from .magics.arguments import PARSERS, complete_options
 from .magics.cell_magics import CellMagics
 from .magics.cluster_magics import ClusterMagics
@@ -53,6 +54,7 @@ class Extension:
         self.clusters = Clusters(shell, self.settings)
         self._magics = [kind(shell, self.clusters) for kind in MAGICS]
         watch_cells(shell)
+        self._introspection = CellIntrospection(shell, self.clusters)
         shell.events.register("post_run_cell", self._explain)
         shell.register_magics(*self._magics)
         shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
@@ -69,6 +71,7 @@ class Extension:
     def close(self) -> None:
         """End the clusters and remove the magics."""
         self._shell.events.unregister("post_run_cell", self._explain)
+        self._introspection.remove()
         self.clusters.close()
         self.clusters.transformers.remove()
         for magics in self._magics:

@@ -213,6 +213,33 @@ class Where(RankControlRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Complete(RankControlRequest):
+    """Complete the text at the cursor of a cell.
+
+    Replies ``start``, ``end``, ``matches``, each a text and its kind, and ``names`` as of ``ListNames`` for a name.
+    """
+
+    code: str
+    cursor: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListNames(RankControlRequest):
+    """Reply the ``names`` of the user's variables that begin with a prefix."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(RankControlRequest):
+    """Document what is at the cursor of a cell. Replies its ``name`` and ``sections``: titles and texts."""
+
+    code: str
+    cursor: int
+    with_source: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Release(RankControlRequest):
     """Make every wait for other ranks fail."""
 

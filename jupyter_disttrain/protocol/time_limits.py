@@ -61,6 +61,12 @@ LONG_SECONDS = 1.0  # in one collective, before it is reported with an interrupt
 HANG_PATIENCE_SECONDS = 1.0  # for a rank to report its stack; its control thread may wait for the GIL
 OUTSIDE_SECONDS = 0.3  # for nannies to report the stack of a rank that does not reply
 
+# Completion and inspection
+
+COMPLETION_SECONDS = 0.3  # for a rank to reply, whose user's code may hold the GIL; later the user has typed on
+OTHER_NAMES_SECONDS = 0.05  # since then, for the other ranks to list their names
+COMPLETION_FILES_SECONDS = 0.15  # for a rank to list a folder; a file system may not respond
+
 # Recovery in the client
 
 INTERRUPT_SECONDS = 0.1  # for ranks in Python code to end their cell, before the others are checked

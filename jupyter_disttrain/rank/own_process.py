@@ -61,6 +61,11 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def has_standard_files() -> bool:
+    """Whether 0, 1 and 2 are open, so that no other file gets one of these numbers."""
+    return None not in map(file_of, range(3))
+
+
 @contextmanager
 def open_socket(descriptor: int) -> Iterator[socket.socket]:
     """Open a copy of a socket by its descriptor, and close it; raises an OSError if it is not open, or no socket."""

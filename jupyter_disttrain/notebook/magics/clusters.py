@@ -124,6 +124,11 @@ class Clusters:
                 "it with %dist_detach"
             )
 
+    def current(self, name: str | None) -> Cluster | None:
+        """Return the cluster that a cell would use; None if there is none that runs."""
+        cluster = self.open.get(name or self._last)
+        return None if cluster is None or cluster.closed else cluster
+
     def require(self, name: str | None) -> Cluster:
         """Return the cluster of this name, or the one used last."""
         cluster = self.open.get(name or self._last)

@@ -45,9 +45,17 @@ class Transformers:
             return [*lines[:first], _GLUED.sub(r"%%\1 ", lines[first]), *lines[first + 1 :]]
         if _LOCAL.match(lines[first]):
             return ["\n", *lines[first + 1 :]]
-        if self.everywhere and not _STAYS.match(lines[first]):
+        if self._is_for_ranks(lines[first]):
             return ["%%distributed --bare\n", *lines]
         return lines
+
+    def runs_on_ranks(self, cell: str) -> bool:
+        """Whether a cell runs on the ranks though it has no magic for that."""
+        first = next((line for line in cell.split("\n") if line.strip()), "")
+        return not _LOCAL.match(first) and self._is_for_ranks(first)
+
+    def _is_for_ranks(self, first_line: str) -> bool:
+        return self.everywhere and not _STAYS.match(first_line)
 
 
 def check_magics(code: str, *, is_bare: bool) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...config.frameworks import HOST_ID
 from ...errors import StageError, UnserializableValueError
 from ...features.horovod.world import Horovod, HorovodWorld
+from ...features.introspection.completion import complete, names_of
+from ...features.introspection.inspection import inspect_at
 from ...features.reloading.rank import LocalModules, note_files, note_modules
 from ...features.scripts.rank import Scripts
 from ...features.staging.rank import Staging
@@ -228,6 +230,18 @@ class RequestHandler:
             about = [each for *each, run_id in request.about if not run_id]
             found = where(self.group, self.horovod.calls, cell, about)
         return found | {"cell": cell, "program": self.scripts.programs.doing}
+
+    @serves_beside(requests.Complete)
+    def _complete(self, request: requests.Complete, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return complete(self._shell, request.code, request.cursor)
+
+    @serves_beside(requests.ListNames)
+    def _list_names(self, request: requests.ListNames, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return {"names": names_of(self._shell, request.prefix)}
+
+    @serves_beside(requests.Inspect)
+    def _inspect(self, request: requests.Inspect, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return inspect_at(self._shell, request.code, request.cursor, with_source=request.with_source)
 
     @serves_beside(requests.AcknowledgeRankHello)
     def _acknowledge_hello(self, _request: requests.AcknowledgeRankHello, _cell: dict[str, Any] | None) -> None:

@@ -1,0 +1,1 @@
+"""Completion and inspection of the ranks' variables, while a cell runs too."""

@@ -1,0 +1,191 @@
+"""Reading objects runs none of their code."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jupyter_disttrain.features.introspection import static_values
+from jupyter_disttrain.features.introspection.static_values import UNKNOWN, InstanceOf
+
+ran: list[str] = []  # code of the objects below that has run
+
+
+def trap(name: str) -> Any:
+    def method(*_args: Any, **_options: Any) -> Any:
+        ran.append(name)
+        raise AssertionError(name)
+
+    return method
+
+
+class Meta(type):
+    __getattr__ = trap("metaclass getattr")
+    __instancecheck__ = trap("instancecheck")
+    __subclasscheck__ = trap("subclasscheck")
+
+
+class Descriptor:
+    __get__ = trap("descriptor")
+    __set__ = trap("descriptor set")
+
+
+class Base:
+    inherited = "of the base"
+
+    def method(self, first: int, second: str = "") -> Base:
+        raise AssertionError(first, second)
+
+
+class Trap(Base, metaclass=Meta):
+    plain = 3
+    value = property(trap("property"))
+    cached = functools.cached_property(trap("cached property"))
+    descriptor = Descriptor()
+
+    def __init__(self) -> None:
+        self.__dict__["own"] = "own"
+
+    @property
+    def annotated(self) -> Base:
+        ran.append("annotated property")
+        raise AssertionError
+
+    @staticmethod
+    def static() -> list:  # type: ignore[type-arg]
+        raise AssertionError
+
+    @classmethod
+    def of_class(cls) -> None:
+        raise AssertionError
+
+    __getattr__ = trap("getattr")
+    __getattribute__ = trap("getattribute")
+    __dir__ = trap("dir")
+    __eq__ = trap("eq")
+    __hash__ = trap("hash")  # type: ignore[assignment]
+    __bool__ = trap("bool")
+    __len__ = trap("len")
+    __repr__ = trap("repr")
+    __getitem__ = trap("getitem")
+    __iter__ = trap("iter")
+    __call__ = trap("call")
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs() -> Any:
+    ran.clear()
+    yield
+    assert ran == []
+
+
+def test_attributes_are_found_without_code_of_the_class() -> None:
+    value = object.__new__(Trap)
+    static_values.own_dict(value).__setitem__("own", "own")
+    assert static_values.attribute(value, "own") == "own"
+    assert static_values.attribute(value, "plain") == 3
+    assert static_values.attribute(value, "inherited") == "of the base"
+    for name in ("value", "cached", "descriptor", "missing"):
+        assert static_values.attribute(value, name) is UNKNOWN
+    assert static_values.attribute(value, "annotated") == InstanceOf(Base)
+    assert static_values.attribute(value, "method").__func__ is Base.method
+    assert static_values.attribute(value, "static").__name__ == "static"
+    assert static_values.attribute(value, "of_class").__name__ == "of_class"
+    assert static_values.attribute(Trap, "missing") is UNKNOWN
+    assert {"own", "plain", "value", "method", "inherited", "__eq__"} <= {
+        name for name, _ in static_values.names(value)
+    }
+    kinds = dict(reversed(list(static_values.names(value))))
+    assert (kinds["value"], kinds["method"], kinds["plain"]) == ("property", "function", "instance")
+
+
+def test_class_is_that_of_the_interpreter() -> None:
+    class Proxy:
+        __class__ = property(trap("class"))  # type: ignore[assignment]
+        __dict__ = property(trap("dict"))  # type: ignore[assignment]
+
+    value = Proxy()
+    assert static_values.class_of(value) is type(value)
+    assert not static_values.is_class(value)
+    assert static_values.own_dict(value) == {}
+    assert static_values.kind_of(value) == "instance"
+
+
+def test_values_in_c_are_read_where_no_code_is_theirs() -> None:
+    class Slots:
+        __slots__ = ("empty", "full")
+
+        def __init__(self) -> None:
+            self.full = "full"
+
+    value = Slots()
+    assert static_values.attribute(value, "full") == "full"
+    assert static_values.attribute(value, "empty") is UNKNOWN
+    color = enum.Enum("Color", "RED")
+    assert static_values.attribute(color, "RED") is color["RED"]
+    module = types.ModuleType("lazy")
+    module.__getattr__ = trap("module getattr")  # type: ignore[method-assign]
+    module.there = 1  # type: ignore[attr-defined]
+    assert static_values.attribute(module, "there") == 1
+    assert static_values.attribute(module, "missing") is UNKNOWN
+    assert static_values.attribute(torch, "nn") is nn
+
+
+def test_parts_of_models_are_found() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+            self.heads = nn.ModuleDict({"a": nn.Linear(3, 1)})
+            self.register_buffer("steps", torch.zeros(1))
+
+    model = Model()
+    linear = static_values.item(static_values.attribute(model, "layers"), 0)
+    assert linear is model.layers[0]
+    assert static_values.item(model.layers, -1) is model.layers[1]
+    assert static_values.item(model.layers, 2) is UNKNOWN
+    assert static_values.attribute(linear, "weight") is linear.weight
+    assert static_values.attribute(model, "steps") is model.steps
+    assert static_values.item(model.heads, "a") is model.heads["a"]
+    assert static_values.keys(model.heads) == ["a"]
+    assert {"layers", "heads", "steps", "forward", "training"} <= {name for name, _ in static_values.names(model)}
+    assert static_values.attribute(linear.weight, "grad") == InstanceOf(torch.Tensor)
+    assert static_values.attribute(linear.weight, "shape") == InstanceOf(torch.Size)
+
+
+def test_items_of_containers_are_found() -> None:
+    class Default(collections.defaultdict):  # type: ignore[type-arg]
+        __missing__ = trap("missing")
+
+    made: list[int] = []
+    values = collections.defaultdict(lambda: made.append(1), a=1)
+    assert static_values.item(values, "a") == 1
+    assert static_values.item(values, "b") is UNKNOWN
+    assert made == []
+    assert static_values.item(Default(), "b") is UNKNOWN
+    assert static_values.item([1, 2], -1) == 2
+    assert static_values.item((1, 2), 2) is UNKNOWN
+    assert static_values.item({1: "x"}, 1) == "x"
+    assert static_values.keys({"a": 1, 2: 3, (4,): 5}) == ["a", 2]
+
+
+def test_results_of_calls_are_known_by_their_annotations() -> None:
+    def local() -> Base:
+        raise AssertionError
+
+    def named() -> types.SimpleNamespace:
+        raise AssertionError
+
+    assert static_values.called(nn.Linear) == InstanceOf(nn.Linear)
+    assert static_values.called(Base().method) == InstanceOf(Base)
+    assert static_values.called(local) == InstanceOf(Base)
+    assert static_values.called(named) == InstanceOf(types.SimpleNamespace)
+    assert static_values.called(len) is UNKNOWN
+    assert static_values.called(trap) is UNKNOWN  # Any is no class
