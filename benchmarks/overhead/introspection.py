@@ -7,6 +7,7 @@ Does not cover: drawing the replies.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,15 +50,15 @@ QUESTIONS = (
     ("inspect", "model", "Sequential"),
     ("inspect", "weights", "Tensor"),
 )
-# What the ranks do meanwhile: a cell, which ends by itself.
+# What the ranks do meanwhile: a cell, which ends by itself. The last one calls a collective, and is not counted.
 STATES = {
     "idle": "",
     "Python loop": "until = time.monotonic() + {seconds}\nwhile time.monotonic() < until: pass",
     "training loop": "until = time.monotonic() + {seconds}\n"
     "while time.monotonic() < until: model(torch.ones(64, 3)).sum().backward()",
-    "in all_reduce": "if rank == world_size - 1: time.sleep({seconds})\ndist.all_reduce(torch.ones(1))",
     "C code without the GIL": "time.sleep({seconds})",
     "C code with the GIL": "import ctypes; ctypes.PyDLL(None).usleep(int({seconds} * 1e6))",
+    "in all_reduce": "if rank == world_size - 1: time.sleep({seconds})\ndist.all_reduce(torch.ones(1))",
 }
 COUNTS = "print(sum(get_ipython().kernel._request_handler.counts()['collectives'].values()), len(Traps.called))"
 
@@ -107,19 +108,23 @@ def _measure(tool: Tool, ranks: int, requests: int) -> tuple[list[list[str]], li
     with Session(tool, ranks, {}) as session:
         session.on_all_ranks(VARIABLES)
         before = session.on_all_ranks(COUNTS).text if isinstance(tool, Disttrain) else ""
+        after = ""
         for state, code in STATES.items():
+            if isinstance(tool, Disttrain) and "all_reduce" in code:
+                after = session.on_all_ranks(COUNTS).text
             asked = _ask(session, tool, code, requests)
             rows.append([tool.name, state, *asked.row()])
             print(" · ".join(rows[-1]), flush=True)
-        after = session.on_all_ranks(COUNTS).text if isinstance(tool, Disttrain) else ""
     return rows, _changes(before, after)
 
 
 def _changes(before: str, after: str) -> list[str]:
-    """State what the ranks counted before and after: collectives, and evaluated attributes."""
-    return (
-        [f"- collectives and evaluated attributes, before: {before.strip()}; after: {after.strip()}"] if before else []
-    )
+    """State what the ranks have counted meanwhile: collectives, and evaluated attributes."""
+    if not before:
+        return []
+    counts = [re.findall(r"(\d+) (\d+)$", each.strip())[0] for each in (before, after)]
+    calls, evaluated = (int(now) - int(then) for then, now in zip(*counts, strict=True))
+    return [f"- the requests called {calls} collectives (without the last state) and evaluated {evaluated} attributes"]
 
 
 def _ask(session: Session, tool: Tool, code: str, requests: int) -> Asked:

@@ -56,10 +56,10 @@ class CellIntrospection:
             return
         cluster, ranks, begin = found
         completions = cluster.introspection.complete(text[begin:], offset - begin, ranks)
+        start, end = completions.start + begin, completions.end + begin
         for match, kind in completions.matches:
-            yield Completion(
-                start=completions.start + begin, end=completions.end + begin, text=match, type=kind, _origin="ranks"
-            )
+            unbroken = kind.replace(" ", "\N{NO-BREAK SPACE}")  # JupyterLab shows the first line only
+            yield Completion(start=start, end=end, text=match, type=unbroken, _origin="ranks")
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Sequence[str] = ()) -> Any:
         found = self._addressed(code, cursor_pos)

@@ -33,7 +33,10 @@ def test_tab_and_shift_tab_know_the_variables_of_ranks(open_notebook: Callable[.
     menu = page.locator(".jp-Completer:visible")
     menu.wait_for()
     assert menu.locator(".jp-Completer-match").all_inner_texts() == ["weights", "weights_of_one"]
-    assert "only rank 1" in menu.inner_text()
+    assert menu.locator(".jp-Completer-typeExtended").all_inner_texts() == [
+        "instance",
+        "instance,\xa0only\xa0rank\xa01",
+    ]
     take_picture(page, "completion")
     page.keyboard.press("Escape")
     _edit(page, 3)
