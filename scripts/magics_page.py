@@ -31,7 +31,7 @@ run, `--name` chooses one.
 SECTIONS = {
     "Clusters": ("dist_init", "dist_status", "dist_attach", "dist_detach", "dist_reset", "dist_shutdown"),
     "Cells": ("distributed", "rank", "dist_mode", "dist_wait", "dist_interrupt", "dist_where", "sync"),
-    "Variables": ("dist_push", "dist_pull", "dist_copy", "dist_diff"),
+    "Variables": ("dist_push", "dist_pull", "dist_copy", "dist_diff", "dist_whos"),
     "Scripts and checkpoints": ("dist_run", "dist_export", "dist_save", "dist_load"),
     "Files": ("dist_stage", "dist_sync_code"),
 }

@@ -231,6 +231,11 @@ class ListNames(RankControlRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListVariables(RankControlRequest):
+    """Reply the user's ``variables``, each with ``name``, ``properties`` (texts by title), ``size_bytes`` or None."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect(RankControlRequest):
     """Document what is at the cursor of a cell. Replies its ``name`` and ``sections``: titles and texts."""
 

@@ -66,6 +66,7 @@ OUTSIDE_SECONDS = 0.3  # for nannies to report the stack of a rank that does not
 COMPLETION_SECONDS = 0.3  # for a rank to reply, whose user's code may hold the GIL; later the user has typed on
 OTHER_NAMES_SECONDS = 0.05  # since then, for the other ranks to list their names
 COMPLETION_FILES_SECONDS = 0.15  # for a rank to list a folder; a file system may not respond
+VARIABLES_SECONDS = 3.0  # for ranks to describe all their variables
 
 # Recovery in the client
 

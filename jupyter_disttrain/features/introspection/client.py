@@ -13,15 +13,17 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...config.rank_selection import parse_ranks
 from ...errors import ClusterClosedError
 from ...protocol.ranks import label_ranks
-from ...protocol.requests import Complete, Inspect, ListNames
+from ...protocol.requests import Complete, Inspect, ListNames, ListVariables
 from ...protocol.states import RankState
-from ...protocol.time_limits import COMPLETION_SECONDS, OTHER_NAMES_SECONDS
+from ...protocol.time_limits import COMPLETION_SECONDS, OTHER_NAMES_SECONDS, VARIABLES_SECONDS
 from .cell_text import place_at
+from .variables import VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ...client.session import Session
     from ...protocol.requests import Request
@@ -98,6 +100,31 @@ class Introspection:
         own = sections.pop(first)
         differing = _differences(own, sections)
         return own | ({"Ranks": "\n".join(differing)} if differing and own else {})
+
+    def variables(self, ranks: str | int | Iterable[int] = "all") -> VariableTable:
+        """Return the variables of ranks, also while they run cells.
+
+        Modules, functions, classes and the names that every rank has are left out.
+
+        Raises
+        ------
+        UsageError
+            If a rank does not exist.
+        ClusterClosedError
+            If the cluster has ended.
+        """
+        launch = self._session.launch
+        launch.check_open()
+        chosen = parse_ranks(ranks, len(launch.table))
+        futures = {
+            rank: launch.open_link.request(launch.table[rank].engine, ListVariables())
+            for rank in chosen
+            if launch.table[rank].state in _REACHABLE
+        }
+        wait(futures.values(), VARIABLES_SECONDS)
+        contents = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
+        found = {rank: content["variables"] for rank, content in contents.items() if content["status"] == "ok"}
+        return VariableTable(found, [rank for rank in chosen if rank not in found])
 
     def _ask(self, requests: Mapping[int, Request], first: int) -> dict[int, dict[str, Any]]:
         """Send each rank its request; return the replies that arrive in time, without those of ranks that fail."""

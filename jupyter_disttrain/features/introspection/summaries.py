@@ -1,14 +1,17 @@
 """Describe values without running any code of theirs.
 
-Covers: type, size, shape, data type, device, sharding, parameters of models, the text of plain values.
+Covers: type, size, shape, data type, device, sharding, parameters of models, the text of plain values; all variables of
+a rank.
 Does not cover: documentation and source (``inspection``).
 """
 
 from __future__ import annotations
 
+import collections
 import sys
 from typing import Any
 
+from ...protocol.ranks import size_text
 from . import static_values
 from .static_values import UNKNOWN, InstanceOf
 
@@ -35,7 +38,9 @@ def summarize(value: Any) -> dict[str, str]:
         found["Value"] = text
     if type(value) in _CONTAINERS:
         found["Length"] = str(len(value))
-    return found | _of_array(value) | _of_dtensor(value) | _of_model(value)
+    found |= _of_array(value) | _of_dtensor(value) | _of_model(value)
+    size_bytes = size_of(value)
+    return found if size_bytes is None else found | {"Size": size_text(size_bytes)}
 
 
 def plain_text(value: Any) -> str | None:
@@ -48,18 +53,80 @@ def plain_text(value: Any) -> str | None:
     return None
 
 
-def _of_array(value: Any) -> dict[str, str]:
-    """Return shape, data type, device and size of a tensor, or of an array of numpy."""
-    if type(value) in _tensor_types():  # not subclasses: theirs may be computed
-        found = {"Shape": str(tuple(value.shape)), "Dtype": str(value.dtype), "Device": str(value.device)}
-        if value.layout is not sys.modules["torch"].strided:
-            return found | {"Layout": str(value.layout)}
-        size = value.numel() * value.element_size()
-        return found | {"Bytes": f"{size:,}"} | ({"Requires grad": "True"} if value.requires_grad else {})
+def variables(shell: Any) -> list[dict[str, Any]]:
+    """Return the user's variables; without modules, functions, classes and the names that every rank has."""
+    given = shell.given()
+    found = []
+    for name, value in list(shell.user_ns.items()):
+        is_given = name in given and given[name] is value
+        if (
+            is_given
+            or name.startswith("_")
+            or name in shell.user_ns_hidden
+            or static_values.kind_of(value) != "instance"
+        ):
+            continue
+        found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
+    return found
+
+
+def size_of(value: Any) -> int | None:
+    """Return the bytes of the tensors and arrays that a value holds; None if it is known to hold none, or not known.
+
+    Counted are tensors and arrays of numpy, those in Python's own containers, parameters and buffers of models, and
+    states of optimizers; each once, and of views only their own elements.
+    """
+    arrays: dict[int, Any] = {}
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if _is_array(each):
+            arrays[id(each)] = each
+        else:
+            waiting += _held(each)
+    return sum(_bytes(each) for each in arrays.values()) if arrays else None
+
+
+def _held(value: Any) -> list[Any]:
+    """Return what a container, a model, an optimizer or a DTensor holds."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return list(value)
+    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+        return list(dict.values(value))
+    own = static_values.own_dict(value)
+    if static_values.is_module_of_torch(value):
+        return [own.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    if static_values.torch_class("Optimizer", "torch.optim.optimizer") in static_values.mro(kind):
+        return [own.get("state")]
+    return [own["_local_tensor"]] if kind.__name__ == "DTensor" and "_local_tensor" in own else []
+
+
+def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray:
-        return {"Shape": str(value.shape), "Dtype": str(value.dtype), "Bytes": f"{value.nbytes:,}"}
-    return {}
+    return type(value) in _tensor_types() or (numpy is not None and type(value) is numpy.ndarray)
+
+
+def _bytes(value: Any) -> int:
+    if type(value) not in _tensor_types():
+        return int(value.nbytes)
+    is_dense = value.layout is sys.modules["torch"].strided
+    return value.numel() * value.element_size() if is_dense else 0
+
+
+def _of_array(value: Any) -> dict[str, str]:
+    """Return shape, data type and device of a tensor, or of an array of numpy."""
+    if not _is_array(value):
+        return {}
+    found = {"Shape": str(tuple(value.shape)), "Dtype": str(value.dtype).removeprefix("torch.")}
+    if type(value) not in _tensor_types():  # subclasses are neither: theirs may be computed
+        return found
+    found |= {"Device": str(value.device)} | ({"Requires grad": "True"} if value.requires_grad else {})
+    is_dense = value.layout is sys.modules["torch"].strided
+    return found if is_dense else found | {"Layout": str(value.layout)}
 
 
 def _tensor_types() -> tuple[type, ...]:
@@ -90,21 +157,18 @@ def _placement(value: Any) -> str:
 
 
 def _of_model(value: Any) -> dict[str, str]:
-    """Return the number and the size of the parameters of a module of torch."""
+    """Return the number of parameters of a module of torch."""
     if not static_values.is_module_of_torch(value):
         return {}
-    seen: dict[int, Any] = {}
-    waiting, done = [value], set()
+    counts: dict[int, int] = {}
+    waiting, seen = [value], set()
     while waiting:
-        module = waiting.pop()
-        if id(module) in done or not static_values.is_module_of_torch(module):
-            continue
-        done.add(id(module))
-        own = static_values.own_dict(module)
+        own = static_values.own_dict(waiting.pop())
         for each in list(own.get("_parameters", {}).values()):
             if type(each) in _tensor_types():
-                seen[id(each)] = each
-        waiting += list(own.get("_modules", {}).values())
-    count = sum(each.numel() for each in seen.values())
-    size = sum(each.numel() * each.element_size() for each in seen.values())
-    return {"Parameters": f"{count:,} ({size:,} bytes)"} if seen else {}
+                counts[id(each)] = each.numel()
+        for each in list(own.get("_modules", {}).values()):
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting.append(each)
+    return {"Parameters": f"{sum(counts.values()):,}"} if counts else {}

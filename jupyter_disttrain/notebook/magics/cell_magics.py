@@ -151,6 +151,20 @@ class CellMagics(ClusterUsingMagics):
 
     @magic(
         ranks_option(),
+        option("patterns", nargs="*", metavar="PATTERN", help="only variables with such a name, e.g. loss*"),
+        option("--by-size", action="store_true", help="sort by the size of tensors, the largest first"),
+        NAME,
+    )
+    def dist_whos(self, args: argparse.Namespace) -> None:
+        """Show the variables of the ranks: type, shape, data type, device, sharding, size, and where ranks differ.
+
+        Nothing is evaluated, so it also shows ranks that run a cell.
+        """
+        table = self.clusters.require(args.name).introspection.variables(args.ranks)
+        print(table.select(args.patterns, by_size=args.by_size))  # noqa: T201
+
+    @magic(
+        ranks_option(),
         option("names", nargs="+", metavar="NAME", help="models, optimizers, tensors or other variables"),
         NAME,
     )

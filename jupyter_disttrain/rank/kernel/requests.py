@@ -14,6 +14,7 @@ from ...errors import StageError, UnserializableValueError
 from ...features.horovod.world import Horovod, HorovodWorld
 from ...features.introspection.completion import complete, names_of
 from ...features.introspection.inspection import inspect_at
+from ...features.introspection.summaries import variables
 from ...features.reloading.rank import LocalModules, note_files, note_modules
 from ...features.scripts.rank import Scripts
 from ...features.staging.rank import Staging
@@ -238,6 +239,10 @@ class RequestHandler:
     @serves_beside(requests.ListNames)
     def _list_names(self, request: requests.ListNames, _cell: dict[str, Any] | None) -> dict[str, Any]:
         return {"names": names_of(self._shell, request.prefix)}
+
+    @serves_beside(requests.ListVariables)
+    def _list_variables(self, _request: requests.ListVariables, _cell: dict[str, Any] | None) -> dict[str, Any]:
+        return {"variables": variables(self._shell)}
 
     @serves_beside(requests.Inspect)
     def _inspect(self, request: requests.Inspect, _cell: dict[str, Any] | None) -> dict[str, Any]:

@@ -124,6 +124,42 @@ def test_requests_leave_no_thread(three: Cluster) -> None:
     assert threading.active_count() == threads
 
 
+def test_variables_are_listed_while_ranks_run(objects: Cluster) -> None:
+    objects.run("import time\nended = []")
+    run = objects.run("while not ended: time.sleep(0.01)", block=False)
+    table = objects.introspection.variables()
+    found = {(each.name, each.ranks): each for each in table.variables}
+    assert (table.ranks, table.silent) == ((0, 1, 2), ())
+    assert found["weights", (0, 1, 2)].size_bytes == 24
+    assert found["weights", (0, 1, 2)].properties["Shape"] == "(2, 3)"
+    assert found["only_on_one", (1,)].properties["Value"] == "1"
+    assert found["traps", (0, 1, 2)].properties == {"Type": "__main__.Traps"}
+    objects.interrupt()
+    with pytest.raises(BaseException, match="KeyboardInterrupt"):
+        run.wait()
+
+
+def test_dtensor_is_described_without_a_collective(objects: Cluster) -> None:
+    objects.run(
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.tensor import Shard, distribute_tensor\n"
+        "mesh = init_device_mesh(device.type, (world_size,))\n"
+        "sharded = distribute_tensor(torch.ones(7, 2), mesh, [Shard(0)])"
+    )
+    found = objects.introspection.inspect("sharded", 7, (0, 1, 2))
+    assert (found["Shape"], found["Placements"], found["Local shape"]) == ("(7, 2)", "(Shard(0))", "(3, 2)")
+    assert found["Ranks"].splitlines() == ["rank 2: Local shape (1, 2)"]
+
+
+def test_magic_lists_variables(notebook: Notebook) -> None:
+    notebook.run("%%distributed\nof_ranks = torch.ones(5) * rank\nepoch = rank").check()
+    lines = notebook.run("%dist_whos of_* epoch").check().lines
+    assert lines[0].split() == ["name", "type", "value", "size", "ranks"]
+    assert [line.split()[0] for line in lines[1:]] == ["epoch", "epoch", "of_ranks"]
+    assert lines[3].split() == ["of_ranks", "Tensor", "(5,)", "float32", "cpu", "20", "B"]
+    assert notebook.run("%dist_whos -r 1 epoch").check().lines[1].split() == ["epoch", "int", "1"]
+
+
 def complete(notebook: Notebook, code: str, cursor: int | None = None) -> dict[str, Any]:
     reply: dict[str, Any] = notebook.client.complete(code, cursor, reply=True, timeout=30)["content"]
     return reply

@@ -135,12 +135,13 @@ def test_functions_are_documented() -> None:
 
 def test_values_are_summarized() -> None:
     tensor = sections("x", x=torch.zeros(2, 3, requires_grad=True))
-    assert (tensor["Type"], tensor["Shape"], tensor["Bytes"]) == ("torch.Tensor", "(2, 3)", "24")
+    assert (tensor["Type"], tensor["Shape"], tensor["Size"]) == ("torch.Tensor", "(2, 3)", "24 B")
     assert tensor["Requires grad"] == "True"
     assert sections("x", x=3) == {"Type": "int", "Value": "3"}
     assert sections("x", x="a" * 1000)["Value"].endswith("'...")
     assert sections("x", x=10**100000) == {"Type": "int"}
     assert sections("x", x=[1, 2])["Length"] == "2"
-    assert sections("x", x=nn.Linear(2, 3))["Parameters"] == "9 (36 bytes)"
+    model = sections("x", x=nn.Linear(2, 3))
+    assert (model["Parameters"], model["Size"]) == ("9", "36 B")
     assert sections("trap", trap=object.__new__(Trap))["Type"].endswith("test_static_values.Trap")
     assert sections("nothing") == {}
