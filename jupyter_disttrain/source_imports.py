@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from importlib.util import resolve_name
 
 
 def parse(content: str | bytes) -> ast.Module:
     """Return the syntax tree of a file; an empty one if it can't be parsed."""
     try:
-        return ast.parse(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # e.g. an invalid escape; the rank shows it, if anyone does
+            return ast.parse(content)
     except (SyntaxError, ValueError):
         return ast.Module([], [])  # the rank that imports it reports the error
 

@@ -12,14 +12,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..config.cluster import ClusterConfig
-from ..config.rank_selection import parse_ranks
 from ..features.checkpoints.client import Checkpoints
 from ..features.introspection.client import Introspection
 from ..features.reloading.client import Reloading
 from ..features.scripts.client import Scripts
 from ..features.staging.client import Staging
 from ..protocol.ranks import label_ranks
-from ..protocol.requests import Signal
 from ..protocol.states import RankState
 from . import attach
 from .cells import variables
@@ -30,7 +28,6 @@ from .session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from typing_extensions import Self
 
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from .cells.compare import Comparison
     from .session import StartReport
     from .startup.rank_table import RankEntry
-    from .transport.link import Message
 
 
 class Cluster:
@@ -429,12 +425,6 @@ class Cluster:
             If the cluster has ended.
         """
         self._session.change(**rules)
-
-    def signal(self, rank: int, number: int) -> Future[Message]:
-        """Send a signal to one rank's process."""
-        launch = self._session.launch
-        nanny = launch.table[parse_ranks(rank, self.world_size)[0]].nanny
-        return launch.open_link.request(nanny, Signal(number=int(number)))
 
     def send_comm(self, rank: int, content: dict[str, Any], buffers: list[Any]) -> None:
         """Forward a front end's widget message to a rank."""

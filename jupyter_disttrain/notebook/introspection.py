@@ -3,8 +3,8 @@
 Covers: which cells are for ranks, the kernel's complete and inspect requests, completion in a terminal.
 Does not cover: finding completions (``features.introspection``).
 
-IPython's completer and ipykernel's method for inspect requests are wrapped: front ends use nothing else. For other
-cells they are called as before.
+IPython's completer and ipykernel's method for inspect requests are wrapped: by default front ends use nothing else. For
+other cells they are called as before.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class CellIntrospection:
         for match, kind in completions.matches:
             unbroken = kind.replace(" ", "\N{NO-BREAK SPACE}")  # JupyterLab shows the first line only
             yield Completion(start=start, end=end, text=match, type=unbroken, _origin="ranks")
+        if not begin and text[:offset].lstrip().startswith("%") and "\n" not in text[:offset].strip():
+            yield from self._completions(text, offset)  # it may become a magic of the notebook
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Sequence[str] = ()) -> Any:
         found = self._addressed(code, cursor_pos)
@@ -83,7 +85,7 @@ class CellIntrospection:
                 return None if cluster is None else (cluster, parse_ranks(named, cluster.world_size), magic.end())
             if magic is None and self._clusters.transformers.runs_on_ranks(text):
                 cluster = self._clusters.current(None)
-                return None if cluster is None else (cluster, tuple(range(cluster.world_size)), 0)
+                return None if cluster is None else (cluster, parse_ranks("all", cluster.world_size), 0)
         except DisttrainError:  # the cell reports it when it runs
             return None
         return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jupyter_disttrain.errors import RankFailure
+from jupyter_disttrain.protocol.requests import Signal
 
 from .process_tools import wait_until
 
@@ -36,6 +37,14 @@ def stay(path):
         except KeyboardInterrupt: heard += 1
 """
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
+
+
+def send_signal(cluster: Cluster, rank: int, number: int) -> dict[str, Any]:
+    """Have the nanny of a rank send it a signal; return the nanny's reply."""
+    request = Signal(number=int(number))
+    launch = cluster._session.launch
+    content: dict[str, Any] = launch.open_link.request(launch.table[rank].nanny, request).result(60)["content"]
+    return content
 
 
 @contextmanager

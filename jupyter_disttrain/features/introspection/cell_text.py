@@ -24,9 +24,11 @@ _IMPORT = re.compile(r"\s*(?:import|from)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?
 _IMPORT_FROM = re.compile(
     r"\s*from\s+(?P<of>[\w.]+)\s+import\s+(?:\(\s*)?(?:\w+(?:\s+as\s+\w+)?\s*,\s*)*(?P<part>\w*)$"
 )
-_MAGIC = re.compile(r"^\s*(?P<text>%{0,2}[\w.]*)$")
-_NAME = re.compile(r"\w*$")
+_MAGIC = re.compile(r"^\s*(?P<text>%{0,2}[\w.]*)\Z")
+_MAGIC_OF_CODE = re.compile(r"\s*%(?:time|timeit|prun)\s+(?:-\S+\s+)*")
+_NAME = re.compile(r"\w*\Z")
 _ARGUMENT = re.compile(r"[(,]\s*$")
+_BLANKED = re.compile(r"[^\n]")
 _BARE_PATH = re.compile(r"[^\s=\"']*$")
 
 
@@ -87,7 +89,8 @@ def _in_expression(before: str, masked: str) -> Place:
     assert name is not None  # it also matches the empty string
     start, prefix = name.start(), name[0]
     is_attribute = masked[:start].endswith(".")
-    base = expression_before(before, masked, start - 1) if is_attribute else ""
+    # A chain of calls may go on in the next line.
+    base = expression_before(before, masked, len(masked[: start - 1].rstrip())) if is_attribute else ""
     if prefix[:1].isdigit() or (is_attribute and not base):
         return Place("nothing", len(before))
     if is_attribute:
@@ -149,12 +152,12 @@ def mask(text: str) -> tuple[str, int | None, bool]:
         quote, begin = token["quote"], token.end()
         end = _end_of_string(text, begin, quote)
         if end is None:
-            return "".join(parts) + " " * (len(text) - position), position, False
+            return "".join(parts) + _BLANKED.sub(" ", text[position:]), position, False
         if end < 0:  # not closed in its line
             end = -end
             parts.append(" " * (end - position))
         else:
-            parts.append('"' + " " * (end - position - 2) + '"')
+            parts.append(f'"{_BLANKED.sub(" ", text[position + 1 : end - 1])}"')
         position = end
     return "".join(parts), None, False
 
@@ -221,7 +224,7 @@ def _in_string(before: str, masked: str, string: int) -> Place:
     assert opened is not None
     start = string + opened.end()
     content = before[start:]
-    brace = content.rfind("{")
+    brace = content.replace("{{", "  ").rfind("{")
     if "f" in opened[0].lower() and brace > content.rfind("}"):  # an expression of an f-string
         place = place_at(content[brace + 1 :], len(content) - brace - 1)
         return replace(place, start=place.start + start + brace + 1)
@@ -235,6 +238,9 @@ def _in_string(before: str, masked: str, string: int) -> Place:
 
 
 def _in_magic(line: str, line_start: int, cursor: int) -> Place:
+    if of_code := _MAGIC_OF_CODE.match(line):
+        place = place_at(line[of_code.end() :], len(line) - of_code.end())
+        return replace(place, start=place.start + line_start + of_code.end())
     magic = _MAGIC.match(line)
     if magic is not None:
         return Place("magic", line_start + magic.start("text"), magic["text"])
@@ -245,8 +251,9 @@ def _in_magic(line: str, line_start: int, cursor: int) -> Place:
 
 
 def definitions(code: str, cursor: int) -> Definitions:
-    """Return what a cell defines, as far as it can be parsed without the line of the cursor."""
+    """Return what a cell defines, as far as it can be parsed without the text at the cursor."""
     found = Definitions()
+    line = code.count("\n", 0, cursor) + 1
     for node in ast.walk(_tree_without_line(code, cursor)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found.kinds.setdefault(node.name, "function")
@@ -260,7 +267,7 @@ def definitions(code: str, cursor: int) -> Definitions:
             _add_imports(found, node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.kinds.setdefault(node.id, "instance")
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        elif isinstance(node, ast.Assign) and node.lineno < line and isinstance(node.targets[0], ast.Name):
             found.values[node.targets[0].id] = node.value
     return found
 
@@ -278,17 +285,38 @@ def _add_imports(found: Definitions, node: ast.Import | ast.ImportFrom) -> None:
 
 
 def _tree_without_line(code: str, cursor: int) -> ast.Module:
-    """Parse a cell with ``pass`` in place of the cursor's line; of one that is invalid elsewhere, its valid part."""
-    lines = [re.sub(r"^(\s*)[%!].*$", r"\1pass", line) for line in code.split("\n")]
-    number = code.count("\n", 0, cursor)
-    indent = len(lines[number]) - len(lines[number].lstrip())
-    lines[number] = " " * indent + "pass"
-    for end in (len(lines), number + 1, number):
-        try:
-            return ast.parse("\n".join(lines[:end]))
-        except (SyntaxError, ValueError):
-            continue
+    """Parse a cell without the text at the cursor; of one that is invalid elsewhere, a valid part.
+
+    ``pass`` takes the place of the lines from that of the outermost bracket that is open at the cursor to that where it
+    is closed. Strings are empty: their escapes are of no interest, and the compiler would warn about invalid ones.
+    """
+    masked = mask(code)[0]
+    lines = [re.sub(r"^(\s*)[%!].*$", r"\1pass", line) for line in masked.split("\n")]
+    first = last = masked.count("\n", 0, cursor)
+    opening = opening_before(masked, cursor)
+    while opening is not None:
+        first = masked.count("\n", 0, opening)
+        last = max(last, masked.count("\n", 0, _closing_after(masked, opening)))
+        opening = opening_before(masked, opening)
+    indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
+    for end in dict.fromkeys((last, masked.count("\n", 0, cursor), first)):
+        kept = [*lines[:first], f"{indent}pass", *([""] * (end - first)), *lines[end + 1 :]]
+        for count in (len(kept), first + 1, first):
+            try:
+                return ast.parse("\n".join(kept[:count]))
+            except (SyntaxError, ValueError):
+                continue
     return ast.Module([], [])
+
+
+def _closing_after(masked: str, opening: int) -> int:
+    """Return where a bracket is closed, or the end of the text."""
+    depth = 0
+    for position in range(opening, len(masked)):
+        depth += (masked[position] in "([{") - (masked[position] in ")]}")
+        if not depth:
+            return position
+    return len(masked)
 
 
 def class_around(found: Definitions, code: str, cursor: int) -> ast.ClassDef | None:

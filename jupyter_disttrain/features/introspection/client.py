@@ -57,7 +57,7 @@ class Introspection:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._owed: dict[int, Future[Any]] = {}  # by rank: replies that have not arrived
+        self._owed: dict[str, Future[Any]] = {}  # by process of a rank: replies that have not arrived
 
     def complete(self, code: str, cursor: int, ranks: Sequence[int]) -> Completions:
         """Return how the text at a position of a cell can be completed; without matches if no rank replies in time.
@@ -82,7 +82,7 @@ class Introspection:
         found = replies[first]
         matches = [(text, kind) for text, kind in found["matches"]]
         names = {rank: set(reply["names"]) for rank, reply in replies.items()} if place.kind == "name" else {}
-        return Completions(found["start"], found["end"], tuple(_marked(matches, names) if names else matches))
+        return Completions(found["start"], found["end"], tuple(_marked(matches, first, names) if names else matches))
 
     def inspect(self, code: str, cursor: int, ranks: Sequence[int], *, with_source: bool = False) -> dict[str, str]:
         """Return what documents the text at a position of a cell, as texts by title; empty if it is not known.
@@ -130,9 +130,9 @@ class Introspection:
         """Send each rank its request; return the replies that arrive in time, without those of ranks that fail."""
         launch = self._session.launch
         # A rank that has not replied yet would have to reply to all requests of meanwhile, before more urgent ones.
-        self._owed = {rank: future for rank, future in self._owed.items() if not future.done()}
-        entries = {rank: launch.table[rank] for rank in requests if rank not in self._owed}
-        entries = {rank: entry for rank, entry in entries.items() if entry.state in _REACHABLE}
+        self._owed = {engine: future for engine, future in self._owed.items() if not future.done()}
+        entries = {rank: launch.table[rank] for rank in requests if launch.table[rank].state in _REACHABLE}
+        entries = {rank: entry for rank, entry in entries.items() if entry.engine not in self._owed}
         if first not in entries or launch.lost_because:
             return {}
         try:
@@ -152,17 +152,17 @@ class Introspection:
                 if content["status"] == "ok":
                     found[rank] = content
             elif not future.done():
-                self._owed[rank] = future
+                self._owed[entries[rank].engine] = future
         return found
 
 
-def _marked(matches: list[tuple[str, str]], names: Mapping[int, set[str]]) -> list[tuple[str, str]]:
+def _marked(matches: list[tuple[str, str]], first: int, names: Mapping[int, set[str]]) -> list[tuple[str, str]]:
     """Mark the variables that only some ranks have; add those that the first rank lacks."""
     marked = []
-    everywhere = set().union(*names.values())
-    for text, kind in [*matches, *((name, "instance") for name in sorted(everywhere - {text for text, _ in matches}))]:
+    of_any = set().union(*names.values())
+    for text, kind in [*matches, *((name, "instance") for name in sorted(of_any - names[first]))]:
         having = [rank for rank, its in names.items() if text in its]
-        is_partial = text in everywhere and len(having) < len(names)
+        is_partial = text in of_any and len(having) < len(names)
         marked.append((text, f"{kind}, only {label_ranks(having)}" if is_partial else kind))
     return marked
 

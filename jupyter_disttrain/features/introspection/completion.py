@@ -12,16 +12,14 @@ import keyword
 import os
 import pkgutil
 import sys
-import threading
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.time_limits import COMPLETION_FILES_SECONDS
-from ...rank.own_process import has_standard_files
 from . import static_values
 from .cell_text import place_at
 from .expressions import Scope, function_of
+from .file_access import within_time
 from .static_values import UNKNOWN
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST = 3000
 Match = tuple[str, str]  # text, and kind: see ``static_values.kind_of``
+_FIRST = ("param", "dict key")
 _KEYWORDS = [(name, "keyword") for name in keyword.kwlist]
 
 
@@ -46,31 +45,36 @@ def complete(shell: Any, code: str, cursor: int) -> dict[str, Any]:
 def names_of(shell: Any, prefix: str) -> list[str]:
     """Return the names of the user's variables that begin with a prefix."""
     hidden = shell.user_ns_hidden
-    return [name for name in list(shell.user_ns) if name.startswith(prefix) and name not in hidden]
+    found = [name for name in list(shell.user_ns) if name.startswith(prefix) and name not in hidden]
+    return [name for name in found if prefix.startswith("_") or not name.startswith("_")]
 
 
 def _candidates(shell: Any, place: Place, scope: Scope) -> Iterable[Match]:
     found: dict[str, Callable[[], Iterable[Match]]] = {
-        "name": lambda: [*_arguments(scope, place.callee), *scope.names(), *_KEYWORDS],
-        "attribute": lambda: scope.attributes(place.base),
-        "key": lambda: _keys(scope, place),
+        "name": lambda: [*_arguments(scope, place.callee), *_names(scope, place)],
+        "attribute": lambda: scope.attributes(place.base, place.prefix),
+        "key": lambda: [*_keys(scope, place), *([] if place.quote else _names(scope, place))],
         "magic": lambda: _magics(shell),
-        "path": lambda: _within_time(lambda: _paths(place)),
-        "import": lambda: [*_within_time(lambda: _modules(place.base)), *_imported_names(place)],
+        "path": lambda: within_time(lambda: _paths(place)),
+        "import": lambda: [*within_time(lambda: _modules(place.base)), *_imported_names(place)],
         "nothing": list,
     }
     return found[place.kind]()
 
 
+def _names(scope: Scope, place: Place) -> list[Match]:
+    return [*scope.names(place.prefix), *_KEYWORDS]
+
+
 def _chosen(candidates: Iterable[Match], prefix: str) -> list[Match]:
-    """Return the candidates that begin with a prefix, each once; private names last, and only if they are asked for."""
+    """Return the candidates that begin with a prefix, each once; private names only if they are asked for."""
     listed = dict(reversed([each for each in candidates if type(each[0]) is str]))  # the first of equal names counts
     found = [(text, kind) for text, kind in listed.items() if text.startswith(prefix)]
     if not found:
         found = [(text, kind) for text, kind in listed.items() if text.lower().startswith(prefix.lower())]
     if not prefix.startswith("_"):
         found = [(text, kind) for text, kind in found if not text.startswith("_")]
-    return sorted(found, key=lambda each: (each[1] != "param", each[0].startswith("_"), each[0].lower()))
+    return sorted(found, key=lambda each: (each[1] not in _FIRST, each[0].lower()))
 
 
 def _arguments(scope: Scope, callee: str) -> Iterator[Match]:
@@ -91,7 +95,7 @@ def _keys(scope: Scope, place: Place) -> Iterator[Match]:
     for key in static_values.keys(value) if value is not UNKNOWN else ():
         if not place.quote:
             yield repr(key), "dict key"
-        elif type(key) is str:
+        elif type(key) is str and repr(key)[1:-1] == key and place.quote[-1] not in key:  # needs no escapes
             yield key, "dict key"
 
 
@@ -108,7 +112,14 @@ def _paths(place: Place) -> Iterator[Match]:
         return
     for entry in entries:
         if not entry.name.startswith(".") or place.prefix.startswith("."):
-            yield (f"{entry.name}/" if entry.is_dir() else entry.name), "path"
+            yield (f"{entry.name}/" if _is_folder(entry) else entry.name), "path"
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads nowhere, or to a place that may not be read
+        return False
 
 
 def _modules(base: str) -> Iterator[Match]:
@@ -140,15 +151,4 @@ def _imported_names(place: Place) -> Iterator[Match]:
     """Yield the names that ``from module import`` finds, if the module is imported already."""
     module = sys.modules.get(place.base) if place.callee else None
     if module is not None:
-        yield from static_values.names(module)
-
-
-def _within_time(listing: Callable[[], Iterable[Match]]) -> list[Match]:
-    """List files in a thread of its own: a file system may not respond, and the rank has to."""
-    found: list[Match] = []
-    if not has_standard_files():  # a cell has closed one; it is restored at the cell's end
-        return found
-    thread = threading.Thread(target=lambda: found.extend(listing()), name="disttrain completion", daemon=True)
-    thread.start()
-    thread.join(COMPLETION_FILES_SECONDS)
-    return list(found)
+        yield from static_values.names(module, place.prefix)

@@ -70,14 +70,18 @@ class Scope:
         return UNKNOWN if value is UNKNOWN else step(value, *args)
 
     def _named(self, name: str) -> Any:
+        """Return what a name means: what the cell assigns to it above the cursor, else the namespace's value."""
         found = self._namespace.get(name, UNKNOWN)
-        if found is not UNKNOWN:
-            return found
-        if name in self.definitions.modules:
-            return self._imported(self.definitions.modules[name])
+        assigned: Any = UNKNOWN
         if name in self.definitions.values:
-            return self._value(self.definitions.values[name])
-        return vars(builtins).get(name, UNKNOWN)
+            assigned = self._value(self.definitions.values[name])
+        elif name in self.definitions.modules:
+            assigned = self._imported(self.definitions.modules[name])
+        if found is UNKNOWN:
+            return vars(builtins).get(name, UNKNOWN) if assigned is UNKNOWN else assigned
+        # The value of an earlier run has the attributes of its own, e.g. the layers of a model.
+        is_of_class = static_values.class_of(assigned) is static_values.class_of(found)
+        return found if assigned is UNKNOWN or is_of_class else assigned
 
     def _imported(self, dotted: str) -> Any:
         """Return what an import in the cell will bind, if its module is imported already."""
@@ -108,25 +112,23 @@ class Scope:
         found = [self._value(each) for each in self.cls.bases]
         return [each for each in found if static_values.is_class(each)]
 
-    def attributes(self, expression: str) -> Iterator[tuple[str, str]]:
-        """Yield the attributes of what an expression means, each with its kind; a name may occur several times."""
+    def attributes(self, expression: str, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield the attributes of what an expression means: see ``static_values.names``."""
         if expression == "self" and self.cls is not None:
             for name, value in self._on_self.items():
                 yield name, "function" if value is None else "instance"
             for base in self._bases():
-                yield from static_values.names(InstanceOf(base))
+                yield from static_values.names(InstanceOf(base), prefix)
             return
         value = self.value_of(expression)
         if value is not UNKNOWN:
-            yield from static_values.names(value)
+            yield from static_values.names(value, prefix)
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Yield the names that code can use, each with its kind; a name may occur several times."""
-        for name, value in list(self._namespace.items()):
-            yield name, static_values.kind_of(value)
+    def names(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield the names that code can use and that begin with a prefix: see ``static_values.names``."""
+        yield from static_values.kinds(self._namespace, prefix)
         yield from self.definitions.kinds.items()
-        for name, value in vars(builtins).items():
-            yield name, static_values.kind_of(value)
+        yield from static_values.kinds(vars(builtins), prefix)
 
 
 def function_of(value: Any) -> tuple[types.FunctionType, bool] | None:

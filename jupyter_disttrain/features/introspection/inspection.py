@@ -7,20 +7,25 @@ Does not cover: which text is meant (``cell_text``), values (``summaries``), how
 from __future__ import annotations
 
 import inspect
+import linecache
+import re
 import sys
+import tokenize
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...rank.own_process import has_standard_files
 from . import static_values
 from .cell_text import inspected_at
 from .expressions import Scope, function_of
+from .file_access import within_time
 from .static_values import UNKNOWN
 from .summaries import plain_text, summarize, type_name
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _MOST_LINES = 400  # of a source
 _WIDTH = 100  # of a signature in one line
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def inspect_at(shell: Any, code: str, cursor: int, *, with_source: bool) -> dict[str, Any]:
@@ -68,50 +73,63 @@ def _is_function(value: Any) -> bool:
 
 def _signature(name: str, function: types.FunctionType, is_first_given: bool) -> str:
     """Return how a function is called; a default whose text its class would have to make is shown by its type."""
-    try:
-        signature = inspect.Signature.from_callable(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return f"{name}(...)"
-    parameters = list(signature.parameters.values())[int(is_first_given) :]
-    shown = [_parameter(each) for each in parameters]
-    for index, each in enumerate(parameters):
-        if each.kind is each.KEYWORD_ONLY and (
-            index == 0 or parameters[index - 1].kind not in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        ):
-            shown[index] = f"*, {shown[index]}"
-        if each.kind is each.POSITIONAL_ONLY and (
-            index + 1 == len(parameters) or parameters[index + 1].kind is not each.POSITIONAL_ONLY
-        ):
-            shown[index] = f"{shown[index]}, /"
-    line = f"{name}({', '.join(shown)})"
-    if len(line) <= _WIDTH:
-        return line
-    return f"{name}(\n    " + ",\n    ".join(shown) + ",\n)"
+    code = function.__code__
+    count, keywords = code.co_argcount, code.co_kwonlyargcount
+    named = list(code.co_varnames)
+    # Since 3.14 reading the annotations runs code.
+    annotations = function.__annotations__ if sys.version_info < (3, 14) else {}
+    defaults = dict(zip(named[:count][::-1], (function.__defaults__ or ())[::-1], strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    shown = [_parameter(each, annotations, defaults) for each in named[: count + keywords]]
+    after = named[count + keywords :]
+    positional, keyword_only = shown[:count], shown[count:]
+    if code.co_posonlyargcount:
+        positional.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        positional.append(f"*{_parameter(after.pop(0), annotations, {})}")
+    elif keyword_only:
+        positional.append("*")
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        keyword_only.append(f"**{_parameter(after.pop(0), annotations, {})}")
+    parameters = [*positional, *keyword_only]
+    if is_first_given and count:
+        parameters.pop(0)
+    line = f"{name}({', '.join(parameters)})"
+    return line if len(line) <= _WIDTH else f"{name}(\n    " + ",\n    ".join(parameters) + ",\n)"
 
 
-def _parameter(parameter: inspect.Parameter) -> str:
-    text = f"{_STARS.get(parameter.kind, '')}{parameter.name}"
-    annotation = parameter.annotation
-    if annotation is not parameter.empty:
-        of = annotation if type(annotation) is str else _annotation(annotation)
-        text += f": {of}" if of else ""
-    if parameter.default is not parameter.empty:
-        default = plain_text(parameter.default)
-        if default is None and type(parameter.default) is tuple:
-            parts = [plain_text(each) or "..." for each in parameter.default]
-            default = f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-        default = default or f"<{type_name(type(parameter.default))}>"
-        text += f" = {default}" if annotation is not parameter.empty else f"={default}"
-    return text
+def _parameter(name: str, annotations: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    annotation = annotations.get(name, UNKNOWN)
+    of = annotation if type(annotation) is str else _annotation_text(annotation)
+    text = f"{name}: {of}" if of else name
+    if name not in defaults:
+        return text
+    value = defaults[name]
+    default = plain_text(value)
+    if default is None and type(value) is tuple:
+        parts = [plain_text(each) or "..." for each in value]
+        default = f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    default = default or f"<{type_name(type(value))}>"
+    return f"{text} = {default}" if of else f"{text}={default}"
 
 
-def _annotation(annotation: Any) -> str:
-    """Return the text of an annotation that is a class, or of Python's ``typing``; empty for others."""
+def _annotation_text(annotation: Any) -> str:
+    """Return the text of an annotation of plain classes, as ``list[int] | None``; empty for others."""
     if static_values.is_class(annotation):
         return type_name(annotation)
-    if type(annotation).__module__ in ("typing", "types"):  # their texts contain only names of classes
-        return repr(annotation).replace("typing.", "")
-    return ""
+    return repr(annotation).replace("typing.", "") if _is_of_plain_classes(annotation) else ""
+
+
+def _is_of_plain_classes(annotation: Any) -> bool:
+    if annotation is None or annotation is ... or type(annotation) is type:
+        return True
+    kind = type(annotation)
+    if kind is types.GenericAlias or kind is types.UnionType:
+        parts = annotation.__args__
+    else:
+        is_of_typing = static_values.class_dict(kind).get("__module__") == "typing"
+        parts = static_values.own_dict(annotation).get("__args__") if is_of_typing else None
+    return type(parts) is tuple and all(map(_is_of_plain_classes, parts))
 
 
 def _doc(value: Any) -> str:
@@ -132,14 +150,24 @@ def _text(doc: Any) -> str:
 
 
 def _source(value: Any) -> str:
-    if not has_standard_files():  # a cell has closed one; it is restored at the cell's end
-        return ""
-    try:
-        lines, _ = inspect.getsourcelines(value)
-    except (OSError, TypeError, SyntaxError):
-        return ""
+    """Return the source of a function or a class; empty if it is not found in time."""
+    lines = within_time(lambda: _source_lines(value))
     more = [f"... ({len(lines) - _MOST_LINES} more lines)\n"] if len(lines) > _MOST_LINES else []
     return "".join([*lines[:_MOST_LINES], *more]).rstrip()
+
+
+def _source_lines(value: Any) -> list[str]:
+    if type(value) is types.FunctionType:
+        lines = linecache.getlines(value.__code__.co_filename)
+        first = value.__code__.co_firstlineno - 1
+    else:
+        lines = linecache.getlines(_module_file(value))
+        begin = re.compile(rf"\s*class\s+{type_name(value).rpartition('.')[2]}\b")
+        first = next((number for number, line in enumerate(lines) if begin.match(line)), len(lines))
+    try:
+        return inspect.getblock(lines[first:])
+    except (SyntaxError, tokenize.TokenError):  # the file was changed
+        return []
 
 
 def _module_file(cls: type) -> str:

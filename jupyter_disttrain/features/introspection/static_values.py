@@ -1,12 +1,12 @@
 """Read objects without running any code of theirs.
 
 Covers: attributes, items, names and kinds of objects, as far as they can be read without properties, ``__getattr__``,
-``__dir__``, ``__class__`` or other code of their classes.
+``__dir__``, ``__class__``, ``__eq__`` or other code of their classes and metaclasses.
 Does not cover: which object is asked for (``expressions``).
 
 Attributes are found as by ``inspect.getattr_static``. The reader runs on another thread than the user's code, which may
 be in the middle of a collective or hold a lock; so nothing is evaluated, and an attribute that would have to be is not
-known. Of a property its return annotation is used.
+known. Of a property its return annotation is used. Classes are compared by identity: a metaclass may define ``==``.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import inspect
 import sys
 import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 UNKNOWN = object()  # in place of a value that can't be read
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 _FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType),
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
 )
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of classes written in C, and slots
+_PROPERTIES = (property, functools.cached_property)
+_OF_NAMED_TUPLE = type(collections.namedtuple("_One", "one").one)  # type: ignore[attr-defined]  # noqa: PYI024
 _MRO = type.__dict__["__mro__"]
 _CLASS_DICT = type.__dict__["__dict__"]
+_MOST_ITEMS = 10_000  # of a dictionary in which a key is looked for
+_NOT_RETURNED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # where torch.nn.Module keeps attributes
 # Attributes of tensors, which are properties written in C, by the name of their class in torch.
 _OF_TENSORS = dict.fromkeys(("T", "H", "mT", "mH", "data", "grad", "real", "imag"), "Tensor")
@@ -54,14 +60,19 @@ def class_of(value: Any) -> type:
     return value.cls if type(value) is InstanceOf else type(value)
 
 
-def is_a(value: Any, cls: type) -> bool:
+def is_one_of(cls: Any, classes: Iterable[Any]) -> bool:
+    """Whether a class is one of these."""
+    return any(each is cls for each in classes)
+
+
+def is_a(value: Any, cls: type | None) -> bool:
     """Whether a value is an instance of a class; unlike ``isinstance``, this never asks the value."""
-    return cls in mro(class_of(value))
+    return is_one_of(cls, mro(class_of(value)))
 
 
 def is_class(value: Any) -> bool:
     """Whether a value is a class."""
-    return is_a(value, type)
+    return type(value) is not InstanceOf and is_a(value, type)
 
 
 def class_dict(cls: type) -> Mapping[str, Any]:
@@ -76,11 +87,11 @@ def own_dict(value: Any) -> dict[str, Any]:
     for cls in mro(type(value)):
         descriptor = class_dict(cls).get("__dict__")
         if descriptor is not None:
-            if type(descriptor) not in _FIELDS:
+            if not is_one_of(type(descriptor), _FIELDS):
                 return {}
             try:
                 found = descriptor.__get__(value)
-            except AttributeError:
+            except (AttributeError, TypeError):  # not set, or the descriptor of another class
                 return {}
             return found if type(found) is dict else dict(found) if type(found) is types.MappingProxyType else {}
     return {}
@@ -119,11 +130,11 @@ def _attribute_of_class(cls: type, name: str) -> Any:
     if type(members) is dict and name in members:
         return members[name]
     found = in_class(cls, name)
-    if type(found) is staticmethod:
-        return found.__func__
-    if type(found) is classmethod:
-        return types.MethodType(found.__func__, cls)
-    return found
+    kind = type(found)
+    if kind is staticmethod or kind is classmethod:
+        return _BINDERS[id(kind)](found, UNKNOWN, cls)
+    is_shown = is_one_of(kind, (*_FUNCTIONS, *_FIELDS, *_PROPERTIES)) or in_class(kind, "__get__") is UNKNOWN
+    return found if is_shown else UNKNOWN
 
 
 def _attribute_of_module(module: Any, name: str) -> Any:
@@ -140,34 +151,40 @@ def _is_data_descriptor(found: Any) -> bool:
 def _bound(found: Any, value: Any, cls: type, name: str) -> Any:
     """Return what a class attribute is for an instance."""
     kind = type(found)
-    if kind in _BINDERS:
-        return _BINDERS[kind](found, value, cls)
+    if id(kind) in _BINDERS:
+        return _BINDERS[id(kind)](found, value, cls)
     if kind is types.GetSetDescriptorType:
         return _of_tensor(cls, name)
-    is_plain = kind in _FUNCTIONS or in_class(kind, "__get__") is UNKNOWN
+    is_plain = is_one_of(kind, _FUNCTIONS) or in_class(kind, "__get__") is UNKNOWN
     return found if is_plain else UNKNOWN
 
 
-def _slot(found: Any, value: Any, _cls: type) -> Any:
-    """Return the value of a slot, which is read in C."""
+def _field(found: Any, value: Any, cls: type) -> Any:
+    """Return the value of a slot, or of a field of a named tuple, which is read in C."""
     try:
-        return UNKNOWN if type(value) is InstanceOf else found.__get__(value)
-    except AttributeError:
+        return UNKNOWN if type(value) is InstanceOf else found.__get__(value, cls)
+    except (AttributeError, TypeError):  # not set, or the descriptor of another class
         return UNKNOWN
 
 
-_BINDERS: dict[type, Callable[[Any, Any, type], Any]] = {
-    types.FunctionType: lambda found, value, _cls: types.MethodType(found, value),
-    staticmethod: lambda found, _value, _cls: found.__func__,
-    classmethod: lambda found, _value, cls: types.MethodType(found.__func__, cls),
-    property: lambda found, _value, _cls: returned(found.fget),
-    functools.cached_property: lambda found, _value, _cls: returned(found.func),
-    types.MemberDescriptorType: _slot,
+def _method(function: Any, of: Any) -> Any:
+    return types.MethodType(function, of) if type(function) is types.FunctionType else UNKNOWN
+
+
+# By the ID of their classes: what the attributes of a class are for an instance.
+_BINDERS: dict[int, Callable[[Any, Any, type], Any]] = {
+    id(types.FunctionType): lambda found, value, _cls: _method(found, value),
+    id(staticmethod): lambda found, _value, _cls: found.__func__,
+    id(classmethod): lambda found, _value, cls: _method(found.__func__, cls),
+    id(property): lambda found, _value, _cls: returned(found.fget),
+    id(functools.cached_property): lambda found, _value, _cls: returned(found.func),
+    id(types.MemberDescriptorType): _field,
+    id(_OF_NAMED_TUPLE): _field,
 }
 
 
 def _of_tensor(cls: type, name: str) -> Any:
-    if torch_class("Tensor") not in mro(cls) or name not in _OF_TENSORS:
+    if name not in _OF_TENSORS or not is_one_of(torch_class("Tensor"), mro(cls)):
         return UNKNOWN
     found = torch_class(_OF_TENSORS[name])
     return UNKNOWN if found is None else InstanceOf(found)
@@ -181,7 +198,7 @@ def torch_class(name: str, module: str = "torch") -> type | None:
 
 def is_module_of_torch(value: Any) -> bool:
     """Whether a value is a ``torch.nn.Module``."""
-    return torch_class("Module", "torch.nn") in mro(class_of(value))
+    return is_a(value, torch_class("Module", "torch.nn"))
 
 
 def _module_dicts(value: Any) -> list[dict[str, Any]]:
@@ -189,14 +206,15 @@ def _module_dicts(value: Any) -> list[dict[str, Any]]:
     if not is_module_of_torch(value):
         return []
     own = own_dict(value)
-    return [own[name] for name in _MODULE_DICTS if type(own.get(name)) in (dict, collections.OrderedDict)]
+    return [own[name] for name in _MODULE_DICTS if is_one_of(type(own.get(name)), DICTS)]
 
 
 def returned(function: Any) -> Any:
     """Return what a call returns, as far as the annotation of a function states it by a class."""
     function = function.__func__ if type(function) is types.MethodType else function
-    if type(function) is not types.FunctionType:
+    if type(function) is not types.FunctionType or function.__code__.co_flags & _NOT_RETURNED:
         return UNKNOWN
+    # Since 3.14 reading the annotations runs code.
     annotation: Any = function.__annotations__.get("return", UNKNOWN) if sys.version_info < (3, 14) else UNKNOWN
     if type(annotation) is str:
         first, *rest = annotation.split(".")
@@ -218,50 +236,54 @@ def item(value: Any, key: Any) -> Any:
 
     ``key`` is a string or a number.
     """
+    modules = _module_dicts(value)[-1:]
+    if modules and type(key) is int:
+        return item(list(modules[0].values()), key)
+    if modules:
+        return modules[0].get(key, UNKNOWN)
     kind = type(value)
-    for modules in (each for each in _module_dicts(value)[-1:] if type(key) in (int, str)):
-        names = list(modules)
-        return (
-            modules[names[key]] if type(key) is int and -len(names) <= key < len(names) else modules.get(key, UNKNOWN)
-        )
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
-        return dict.get(value, key, UNKNOWN)
-    if kind in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
+    if is_one_of(kind, DICTS):
+        held = list(dict.items(value)) if len(value) <= _MOST_ITEMS else ()
+        return next((each for name, each in held if type(name) is type(key) and name == key), UNKNOWN)
+    if (kind is list or kind is tuple) and type(key) is int and -len(value) <= key < len(value):
         return value[key]
     return UNKNOWN
 
 
 def keys(value: Any) -> list[Any]:
     """Return the keys of Python's own dictionaries and torch's, as far as they are strings or numbers."""
-    found: list[Any] = []
-    if type(value) in (dict, collections.OrderedDict, collections.defaultdict):
-        found = list(value)
-    elif dicts := _module_dicts(value):
-        found = list(dicts[-1])
-    return [key for key in found if type(key) in (str, int)]
+    dicts = [value] if is_one_of(type(value), DICTS) else _module_dicts(value)[-1:]
+    found = list(dict.keys(dicts[0])) if dicts else []
+    return [key for key in found if type(key) is str or type(key) is int]
 
 
-def names(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the attributes of a value, each with its kind: see :func:`kind_of`. A name may occur several times."""
-    if type(value) is not InstanceOf:
-        for name, each in list(own_dict(value).items()):
-            yield name, kind_of(each)
+def names(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the attributes of a value that begin with a prefix, whatever the case, each with its kind.
+
+    A name may occur several times: the first one counts. For kinds see :func:`kind_of`.
+    """
+    yield from kinds(own_dict(value), prefix)
     if is_a(value, types.ModuleType):
         return
     for cls in mro(value if is_class(value) else class_of(value)):
-        for name, each in list(class_dict(cls).items()):
-            yield name, kind_of(each)
-    for each_dict in _module_dicts(value):
-        for name in list(each_dict):
-            yield name, "instance"
+        yield from kinds(class_dict(cls), prefix)
+    for each in _module_dicts(value):
+        yield from kinds(each, prefix)
+
+
+def kinds(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that begin with a prefix, whatever the case, each with the kind of its value."""
+    lowered = prefix.lower()
+    for name in [each for each in list(values) if type(each) is str and each.lower().startswith(lowered)]:
+        yield name, kind_of(values.get(name))
 
 
 def kind_of(value: Any) -> str:
     """Return the kind of a value, in the terms of Jupyter's completions."""
     kind = type(value)
-    if kind in _FUNCTIONS or kind in (staticmethod, classmethod):
+    if is_one_of(kind, (*_FUNCTIONS, staticmethod, classmethod)):
         return "function"
-    if kind in (property, functools.cached_property, *_FIELDS):
+    if is_one_of(kind, (*_PROPERTIES, *_FIELDS, _OF_NAMED_TUPLE)):
         return "property"
     if is_class(value):
         return "class"

@@ -7,17 +7,17 @@ Does not cover: documentation and source (``inspection``).
 
 from __future__ import annotations
 
-import collections
 import sys
 from typing import Any
 
 from ...protocol.ranks import size_text
 from . import static_values
-from .static_values import UNKNOWN, InstanceOf
+from .static_values import InstanceOf
 
 _SHOWN = 200  # characters of a plain value's text
 _BITS = 4096  # of a number whose text is made: the time for it grows with the square
 _PLAIN = (bool, float, complex, type(None))
+_PLACEMENTS = "torch.distributed.tensor.placement_types"  # the module of a DTensor's placements
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 
 
@@ -36,7 +36,7 @@ def summarize(value: Any) -> dict[str, str]:
     text = plain_text(value)
     if text is not None:
         found["Value"] = text
-    if type(value) in _CONTAINERS:
+    if static_values.is_one_of(type(value), _CONTAINERS):
         found["Length"] = str(len(value))
     found |= _of_array(value) | _of_dtensor(value) | _of_model(value)
     size_bytes = size_of(value)
@@ -46,9 +46,9 @@ def summarize(value: Any) -> dict[str, str]:
 def plain_text(value: Any) -> str | None:
     """Return the text of a plain value, shortened; None for other values, whose classes would have to make it."""
     kind = type(value)
-    if kind in _PLAIN or (kind is int and value.bit_length() <= _BITS):
+    if static_values.is_one_of(kind, _PLAIN) or (kind is int and value.bit_length() <= _BITS):
         return repr(value)
-    if kind in (str, bytes):
+    if kind is str or kind is bytes:
         return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
     return None
 
@@ -57,16 +57,11 @@ def variables(shell: Any) -> list[dict[str, Any]]:
     """Return the user's variables; without modules, functions, classes and the names that every rank has."""
     given = shell.given()
     found = []
-    for name, value in list(shell.user_ns.items()):
-        is_given = name in given and given[name] is value
-        if (
-            is_given
-            or name.startswith("_")
-            or name in shell.user_ns_hidden
-            or static_values.kind_of(value) != "instance"
-        ):
-            continue
-        found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
+    for name in list(shell.user_ns):
+        value = shell.user_ns.get(name)
+        is_hidden = name.startswith("_") or name in shell.user_ns_hidden or (name in given and given[name] is value)
+        if not is_hidden and static_values.kind_of(value) == "instance":
+            found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
     return found
 
 
@@ -93,28 +88,41 @@ def size_of(value: Any) -> int | None:
 def _held(value: Any) -> list[Any]:
     """Return what a container, a model, an optimizer or a DTensor holds."""
     kind = type(value)
-    if kind in (list, tuple, set, frozenset):
+    if static_values.is_one_of(kind, (list, tuple, set, frozenset)):
         return list(value)
-    if kind in (dict, collections.OrderedDict, collections.defaultdict):
+    if static_values.is_one_of(kind, static_values.DICTS):
         return list(dict.values(value))
     own = static_values.own_dict(value)
     if static_values.is_module_of_torch(value):
         return [own.get(name) for name in ("_parameters", "_buffers", "_modules")]
-    if static_values.torch_class("Optimizer", "torch.optim.optimizer") in static_values.mro(kind):
+    if static_values.is_a(value, static_values.torch_class("Optimizer", "torch.optim.optimizer")):
         return [own.get("state")]
-    return [own["_local_tensor"]] if kind.__name__ == "DTensor" and "_local_tensor" in own else []
+    return [static_values.attribute(value, "_local_tensor")] if _is_dtensor(value) else []
+
+
+def _is_dtensor(value: Any) -> bool:
+    return static_values.is_a(value, static_values.torch_class("DTensor", "torch.distributed.tensor"))
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of no subclass: the properties of subclasses may be computed."""
+    found = static_values.torch_class("Tensor"), static_values.torch_class("Parameter", "torch.nn")
+    return static_values.is_one_of(type(value), found)
 
 
 def _is_array(value: Any) -> bool:
+    """Whether a value is such a tensor with a shape, or an array of numpy."""
+    if _is_tensor(value):
+        return not value.is_nested
     numpy = sys.modules.get("numpy")
-    return type(value) in _tensor_types() or (numpy is not None and type(value) is numpy.ndarray)
+    return numpy is not None and type(value) is static_values.own_dict(numpy).get("ndarray")
 
 
 def _bytes(value: Any) -> int:
-    if type(value) not in _tensor_types():
+    if not _is_tensor(value):
         return int(value.nbytes)
     is_dense = value.layout is sys.modules["torch"].strided
-    return value.numel() * value.element_size() if is_dense else 0
+    return int(value.numel() * value.element_size()) if is_dense else 0
 
 
 def _of_array(value: Any) -> dict[str, str]:
@@ -122,38 +130,32 @@ def _of_array(value: Any) -> dict[str, str]:
     if not _is_array(value):
         return {}
     found = {"Shape": str(tuple(value.shape)), "Dtype": str(value.dtype).removeprefix("torch.")}
-    if type(value) not in _tensor_types():  # subclasses are neither: theirs may be computed
+    if not _is_tensor(value):
         return found
     found |= {"Device": str(value.device)} | ({"Requires grad": "True"} if value.requires_grad else {})
     is_dense = value.layout is sys.modules["torch"].strided
     return found if is_dense else found | {"Layout": str(value.layout)}
 
 
-def _tensor_types() -> tuple[type, ...]:
-    found = static_values.torch_class("Tensor"), static_values.torch_class("Parameter", "torch.nn")
-    return tuple(each for each in found if each is not None)
-
-
 def _of_dtensor(value: Any) -> dict[str, str]:
-    """Return the shapes and placements of a DTensor, from its attributes."""
-    own = static_values.own_dict(value)
-    spec = own.get("_spec", UNKNOWN)
-    if type(value).__name__ != "DTensor" or spec is UNKNOWN:
+    """Return the shape, the placements and the local part of a DTensor, from its attributes."""
+    if not _is_dtensor(value):
         return {}
-    fields = static_values.own_dict(spec)
-    meta = static_values.own_dict(fields.get("tensor_meta")) or {}
-    shape = meta.get("shape") if meta else static_values.attribute(fields.get("tensor_meta"), "shape")
-    local = _of_array(own.get("_local_tensor"))
-    placements = fields.get("placements")
-    texts = [_placement(each) for each in placements] if type(placements) is tuple else []
-    found = {"Shape": str(tuple(shape))} if isinstance(shape, tuple) else {}
-    found |= {"Placements": f"({', '.join(texts)})"} if texts else {}
+    spec = static_values.attribute(value, "_spec")
+    shape = static_values.attribute(static_values.attribute(spec, "tensor_meta"), "shape")
+    placements = static_values.attribute(spec, "placements")
+    local = _of_array(static_values.attribute(value, "_local_tensor"))
+    found = {"Shape": str(tuple(shape))} if static_values.is_a(shape, tuple) else {}
+    if type(placements) is tuple:
+        found["Placements"] = f"({', '.join(map(_placement, placements))})"
     return found | {f"Local {name.lower()}": text for name, text in local.items()}
 
 
 def _placement(value: Any) -> str:
-    dim = static_values.attribute(value, "dim")
-    return f"{type(value).__name__}({dim if type(dim) is int else ''})"
+    """Return a placement as torch writes it; that of torch's own classes is read in C."""
+    name = type_name(type(value))
+    dim = getattr(value, "dim", None) if name.startswith(f"{_PLACEMENTS}.") else None
+    return f"{name.rpartition('.')[2]}({dim if type(dim) is int else ''})"
 
 
 def _of_model(value: Any) -> dict[str, str]:
@@ -165,7 +167,7 @@ def _of_model(value: Any) -> dict[str, str]:
     while waiting:
         own = static_values.own_dict(waiting.pop())
         for each in list(own.get("_parameters", {}).values()):
-            if type(each) in _tensor_types():
+            if _is_tensor(each):
                 counts[id(each)] = each.numel()
         for each in list(own.get("_modules", {}).values()):
             if id(each) not in seen:

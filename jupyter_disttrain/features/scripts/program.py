@@ -117,7 +117,8 @@ class Program:
             before_import("mpi4py.MPI", _refuse_mpi)
             on_import("horovod.common.basics", _refuse_horovod)
         if is_module:  # finding it imports the packages that it is in
-            self._shadowed.forget(str(Path.cwd()))
+            here = str(Path.cwd())
+            self._shadowed.forget(here, [here, *sys.path])
         try:
             found = find_code(self._content["target"], is_module=is_module)
         except ScriptError as error:
@@ -130,7 +131,7 @@ class Program:
             return self._on_error(error)
         user_code.begin_script(found.code.co_filename)
         if not is_module:
-            self._shadowed.forget(found.folder)
+            self._shadowed.forget(found.folder, [found.folder, *sys.path])
         return self._run(found)
 
     def _run(self, found: Code) -> Any:
@@ -177,7 +178,8 @@ class Program:
 
     def _shown(self) -> dict[str, Any]:
         """Let IPython format a traceback, and find its modules again; return how."""
-        sys.modules.update(self._shadowed.forgotten)
+        for name, module in self._shadowed.forgotten.items():
+            sys.modules.setdefault(name, module)
         return self._content["shown"]  # type: ignore[no-any-return]
 
     def _is_connected(self) -> bool:

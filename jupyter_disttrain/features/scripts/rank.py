@@ -110,7 +110,7 @@ class Scripts:
             identity |= framework_environment(self._info.rank, rendezvous["places"], self._roles)
         environment = of_node(rendezvous["nodes"], port) if how == "node" else of_rank(identity, port)
         mpi, self._mpi = (self._mpi, None) if how == "mpi" else (None, None)
-        if too_late := _set_too_late(variables, environment):
+        if not environment.get(NO_WARM) and (too_late := _set_too_late(variables, environment)):
             environment[NO_WARM] = "1"
             self._explain(target, too_late)
         own = {name: environment[name] for name in (*identity, "NNODES", "MASTER_PORT") if name in environment}
@@ -128,22 +128,25 @@ class Scripts:
         }
         self.programs.run(content, environment, folder, mpi)
 
-    def _explain(self, target: str, variables: Sequence[str]) -> None:
+    def _explain(self, target: str, variables: Mapping[str, bool]) -> None:
         """Report, once for each script, why it starts slowly."""
-        if target not in self._explained:
-            self._explained.add(target)
-            them = "it" if len(variables) == 1 else "them"
-            sys.stderr.write(
-                f"{target} starts in a new Python and imports torch itself, because it sets {' and '.join(variables)}; "
-                f"with %env before %dist_init to set {them}, it starts faster\n"
-            )
+        if target in self._explained:
+            return
+        self._explained.add(target)
+        them = "it" if len(variables) == 1 else "them"
+        faster = f"; with %env before %dist_init to set {them}, it starts faster" if all(variables.values()) else ""
+        why = f"because it sets {' and '.join(variables)}, which a new Python reads when it imports torch or numpy"
+        sys.stderr.write(f"{target} starts in a new Python, {why}{faster}\n")
 
 
-def _set_too_late(variables: Sequence[tuple[str, str | None, bool]], environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that a script changes before it imports torch, and that have no effect after the import."""
-    found: dict[str, None] = {}
+def _set_too_late(variables: Sequence[tuple[str, str | None, bool]], environment: Mapping[str, str]) -> dict[str, bool]:
+    """Return the variables that a script changes before it imports torch, and that have no effect after the import.
+
+    Each with whether its value is known.
+    """
+    found: dict[str, bool] = {}
     for name, value, is_default in variables:
         is_kept = name in environment if is_default else value == environment.get(name, "")
         if not is_kept and is_read_before_fork(name, environment):
-            found[name] = None
-    return list(found)
+            found[name] = value is not None
+    return found

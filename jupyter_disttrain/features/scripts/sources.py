@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MPI_MODULES = ("mpi4py", "horovod")
+# An environment variable that is set: name, value (empty: removed; None: computed), and whether only if it is not set.
+Assigned = tuple[str, "str | None", bool]
 
 
 @dataclass(slots=True)
@@ -27,9 +29,8 @@ class Sources:
     """What was found in a script's files."""
 
     uses_mpi: bool = False
-    # Environment variables that are set before torch is imported in the file, or that are set in a file that doesn't
-    # import it: name, value (empty: removed; None: computed), and whether only if the variable is not set.
-    variables: list[tuple[str, str | None, bool]] = field(default_factory=list)
+    # Those that are set above the file's import of torch, or in a file that doesn't import it.
+    variables: list[Assigned] = field(default_factory=list)
 
 
 def read_sources(target: str, folder: str, *, is_module: bool) -> Sources:
@@ -70,38 +71,66 @@ def _files_of(base: Path, name: str) -> Iterator[tuple[Path, str]]:
             yield found, ".".join(parts[:count])
 
 
-def _variables_before_torch(tree: ast.Module) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield the environment variables that a file sets above its first import of torch."""
-    nodes = list(ast.walk(tree))
-    imports = (each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom)))
-    first = min((each.lineno for each in imports if _is_of_torch(each)), default=None)
-    for node in nodes:
+def _variables_before_torch(tree: ast.Module) -> Iterator[Assigned]:
+    """Yield the environment variables that a file sets above the first line that imports torch when the file runs."""
+    first = min(_imports_of_torch(tree.body), default=None)
+    for node in ast.walk(tree):
         if first is None or getattr(node, "lineno", first) < first:
             yield from _variables_set(node)
 
 
-def _is_of_torch(node: ast.Import | ast.ImportFrom) -> bool:
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-    return any(name.partition(".")[0] == "torch" for name in names)
+def _imports_of_torch(statements: list[ast.stmt]) -> Iterator[int]:
+    """Yield the lines in which a module imports torch when it runs."""
+    for node in statements:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [] if node.level else [node.module or ""]
+        else:
+            names = []
+        if any(name.partition(".")[0] == "torch" for name in names):
+            yield node.lineno
+        if isinstance(node, (ast.Try, ast.With, ast.If)):
+            is_run = not isinstance(node, ast.If) or "TYPE_CHECKING" not in ast.dump(node.test)
+            yield from _imports_of_torch(node.body if is_run else [])
 
 
-def _variables_set(node: ast.AST) -> Iterator[tuple[str, str | None, bool]]:
+def _variables_set(node: ast.AST) -> Iterator[Assigned]:
     """Yield the environment variables that one statement or call sets or removes."""
-    if isinstance(node, (ast.Assign, ast.Delete)):
+    if isinstance(node, ast.Assign):
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                value = _text(node.value) if isinstance(node, ast.Assign) else ""
-                yield from _named(target.slice, value)
+            for each in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
+                yield from _set_item(each, node.value if each is target else None)
+    elif isinstance(node, ast.Delete):
+        for target in node.targets:
+            yield from _set_item(target, ast.Constant(""))
     elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
         yield from _items(node.value)
+    elif isinstance(node, ast.AugAssign):
+        yield from _set_item(node.target, None)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         yield from _set_by_call(node, node.func)
 
 
-def _set_by_call(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[str, str | None, bool]]:
+def _set_item(target: ast.expr, value: ast.expr | None) -> Iterator[Assigned]:
+    """Yield the variable of ``os.environ[name] = value``, as a default in ``... = os.environ.get(name, default)``."""
+    if isinstance(target, ast.Subscript) and _is_environ(target.value):
+        default = _default_of(value, _text(target.slice))
+        yield from _named(target.slice, _text(default or value), is_default=default is not None)
+
+
+def _default_of(value: ast.expr | None, name: str | None) -> ast.expr | None:
+    """Return the default of an expression that reads the variable itself; None if the expression is another."""
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and len(value.args) > 1):
+        return None
+    is_reading = value.func.attr == "getenv" or (value.func.attr == "get" and _is_environ(value.func.value))
+    return value.args[1] if is_reading and _text(value.args[0]) == name else None
+
+
+def _set_by_call(node: ast.Call, function: ast.Attribute) -> Iterator[Assigned]:
     method, arguments = function.attr, node.args
-    if method == "putenv" and arguments:
-        yield from _named(arguments[0], _text(arguments[-1]))
+    if method in {"putenv", "unsetenv"} and arguments:
+        yield from _named(arguments[0], _text(arguments[-1]) if method == "putenv" else "")
     elif not _is_environ(function.value):
         return
     elif method == "update":
@@ -113,13 +142,13 @@ def _set_by_call(node: ast.Call, function: ast.Attribute) -> Iterator[tuple[str,
         yield from _named(arguments[0], _text(arguments[-1]) if is_default else "", is_default=is_default)
 
 
-def _keywords(node: ast.Call) -> Iterator[tuple[str, str | None, bool]]:
+def _keywords(node: ast.Call) -> Iterator[Assigned]:
     for keyword in node.keywords:
         if keyword.arg is not None:
             yield keyword.arg, _text(keyword.value), False
 
 
-def _items(node: ast.AST) -> Iterator[tuple[str, str | None, bool]]:
+def _items(node: ast.AST) -> Iterator[Assigned]:
     """Yield the variables of a dictionary that is written in the source, as ``{...}`` or ``dict(...)``."""
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
@@ -128,9 +157,7 @@ def _items(node: ast.AST) -> Iterator[tuple[str, str | None, bool]]:
         yield from _keywords(node)
 
 
-def _named(
-    name: ast.AST | None, value: str | None, *, is_default: bool = False
-) -> Iterator[tuple[str, str | None, bool]]:
+def _named(name: ast.AST | None, value: str | None, *, is_default: bool = False) -> Iterator[Assigned]:
     if (text := _text(name)) is not None:
         yield text, value, is_default
 

@@ -6,13 +6,15 @@ Does not cover: what other imported modules have taken from the replaced one: th
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
-from importlib.machinery import FrozenImporter
+from importlib.machinery import FrozenImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import ModuleType
 
 # Imported at each start of Python, before a script can replace them; so are built-in and frozen modules.
@@ -26,24 +28,38 @@ class ShadowedModules:
 
     def __init__(self) -> None:
         self.forgotten: dict[str, ModuleType] = {}
-        self._from_start = frozenset(sys.modules)
+        self._from_start = dict(sys.modules)
 
-    def forget(self, folder: str) -> None:
-        """Forget modules that were imported at the start and whose names files in a folder have."""
-        names = {path.stem for path in Path(folder).glob("*.py")}
-        names |= {path.parent.name for path in Path(folder).glob("*/__init__.py")}
-        for name in names - _AT_START - {__name__.partition(".")[0]}:
-            if name in self._from_start and name in sys.modules and not _is_fixed(name):
+    def forget(self, folder: str, path: Sequence[str]) -> None:
+        """Forget modules that were imported at the start and that files in a folder of a search path replace."""
+        names = {file.stem for file in Path(folder).glob("*.py")}
+        names |= {file.parent.name for file in Path(folder).glob("*/__init__.py")}
+        names -= {*_AT_START, *sys.builtin_module_names, __name__.partition(".")[0]}
+        importlib.invalidate_caches()
+        for name in names:
+            if self._is_from_start(name) and _is_replaced(sys.modules[name], name, path):
                 self._forget(name)
 
+    def _is_from_start(self, name: str) -> bool:
+        return name in sys.modules and sys.modules[name] is self._from_start.get(name)
+
     def _forget(self, package: str) -> None:
-        for name in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
-            if name in self._from_start:
+        for name in [each for each in list(sys.modules) if each == package or each.startswith(f"{package}.")]:
+            if self._is_from_start(name):
                 self.forgotten[name] = sys.modules.pop(name)
 
 
-def _is_fixed(name: str) -> bool:
-    return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
+def _is_replaced(module: ModuleType, name: str, path: Sequence[str]) -> bool:
+    """Whether an import by a search path would find another file than that of a module."""
+    if FrozenImporter.find_spec(name) is not None:
+        return False
+    found = PathFinder.find_spec(name, path)
+    file = getattr(module, "__file__", None)
+    return found is not None and found.origin is not None and (file is None or not _is_same(found.origin, file))
+
+
+def _is_same(first: str, second: str) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 class SearchPath(list[Any]):
@@ -59,12 +75,14 @@ class SearchPath(list[Any]):
     def insert(self, index: Any, folder: Any) -> None:
         """Insert a folder."""
         super().insert(index, folder)
-        if -len(self) < index < len(self) - 1:
-            self._notice([folder])
+        self._notice([folder])
+
+    def __add__(self, folders: list[Any]) -> SearchPath:
+        return SearchPath([*self, *folders], self._modules)
 
     def __radd__(self, folders: list[Any]) -> SearchPath:
         found = SearchPath([*folders, *self], self._modules)
-        self._notice(folders)
+        found._notice(folders)
         return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -75,4 +93,4 @@ class SearchPath(list[Any]):
     def _notice(self, folders: Iterable[Any]) -> None:
         for folder in folders:
             if isinstance(folder, str):
-                self._modules.forget(folder or ".")
+                self._modules.forget(folder or ".", self)

@@ -15,7 +15,7 @@ from jupyter_disttrain.errors import CellTimeoutError, RankFailure
 from jupyter_disttrain.protocol.time_limits import LONG_SECONDS
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import holding_gil, stop, waits
+from ...support.recovery_tools import holding_gil, send_signal, stop, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,7 +237,7 @@ def test_interrupt_of_a_stopped_rank_is_delivered_when_it_continues(three: Clust
         assert wait_until(lambda: Path(f"/proc/{pids[1]}/wchan").read_text() == "hrtimer_nanosleep")
         os.kill(pids[1], signal.SIGSTOP)
         three.interrupt()
-        assert three.signal(1, 0).result(10)["content"]["status"] == "ok"  # so the nanny has passed the interrupt on
+        assert send_signal(three, 1, 0)["status"] == "ok"  # so the nanny has passed the interrupt on
         os.kill(pids[1], signal.SIGCONT)
         with pytest.raises(RankFailure):
             run.wait()

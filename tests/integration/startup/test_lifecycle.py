@@ -39,7 +39,7 @@ from ...support.process_tools import (
     start,
     wait_until,
 )
-from ...support.recovery_tools import HOST, SUM
+from ...support.recovery_tools import HOST, SUM, send_signal
 
 SHARED = "import multiprocessing; manager = multiprocessing.Manager(); shared = manager.dict(); shared['a'] = 1"
 
@@ -132,7 +132,7 @@ ORPHANS = (
 @pytest.mark.parametrize("plain", ["local"], indirect=True)
 def test_child_processes_end_with_their_rank(plain: Cluster) -> None:
     started = plain.run(ORPHANS).results
-    plain.signal(0, signal.SIGKILL)
+    send_signal(plain, 0, signal.SIGKILL)
     assert wait_until(lambda: plain.table[0].state == "dead")
     assert wait_until(lambda: are_gone(started[0]))
     assert not are_gone(started[1][:1])

@@ -115,12 +115,12 @@ def test_names_past_the_limit_are_refused_once(rank: Rank, capsys: pytest.Captur
     assert "of_the_next_cell" in table.names
 
 
-@pytest.mark.filterwarnings("error")
 def test_value_without_a_name_is_refused() -> None:
     with pytest.raises(TypeError, match=r"needs a name for each value, e\.g\. log_metrics\(5, loss=2\.0\)"):
         Rank().log.log_metrics(5, 2.0)
 
 
+@pytest.mark.filterwarnings("error")
 def test_metric_is_gathered_by_step_and_rank() -> None:
     inf = math.inf
     found = table_with(*((rank, 1, step, rank + step) for step in range(3) for rank in range(2))).gather("loss")

@@ -58,6 +58,11 @@ def test_source_decides_whether_mpi_is_needed(tmp_path: Path) -> None:
         ('os.putenv("A", "1")', [("A", "1", False)]),
         ('os.environ.pop("A", None)', [("A", "", False)]),
         ('del os.environ["A"]', [("A", "", False)]),
+        ('os.unsetenv("A")', [("A", "", False)]),
+        ('os.environ["A"], b = "1", 2', [("A", None, False)]),
+        ('os.environ["A"] += ":b"', [("A", None, False)]),
+        ('os.environ["A"] = os.environ.get("A", "1")', [("A", "1", True)]),
+        ('os.environ["A"] = os.getenv("B", "1")', [("A", None, False)]),
         ('print(os.environ["A"], os.environ.get("A"), dict(A="1"))', []),
         ('settings["A"] = "1"; settings.update(A="1")', []),
         ("os.environ[name] = value", []),
@@ -70,6 +75,9 @@ def test_variables_that_a_script_sets_are_found(
     write(tmp_path, "main.py", "import sets")
     assert read_sources("main.py", str(tmp_path), is_module=False).variables == expected
     write(tmp_path, "sets.py", f"import os\nif True:\n    {line}\nfrom torch import nn\nos.environ['LATE'] = '1'")
+    assert read_sources("main.py", str(tmp_path), is_module=False).variables == expected
+    unused = "if TYPE_CHECKING:\n    import torch\nfrom .torch import x\ndef f():\n    import torch\n"
+    write(tmp_path, "sets.py", f"{unused}{line}\n")
     assert read_sources("main.py", str(tmp_path), is_module=False).variables == expected
     write(tmp_path, "sets.py", f"import torch.nn as nn\n{line}\n")
     assert read_sources("main.py", str(tmp_path), is_module=False).variables == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,6 +66,7 @@ def test_names_are_completed_with_the_ranks_that_have_them(objects: Cluster) -> 
         "only_on_zero": "instance, only rank 0",
         "only_on_one": "instance, only rank 1",
     }
+    assert not [text for text in texts(objects, "print(") if text.startswith("_")]
     assert texts(objects, "only_", [1]) == {"only_on_one": "instance"}
     assert texts(objects, "only_", [2]) == {}
     assert texts(objects, "model[0].weight.requires_g")["requires_grad"] == "property"
@@ -117,11 +117,10 @@ def test_differences_between_ranks_are_shown(objects: Cluster) -> None:
 
 
 def test_requests_leave_no_thread(three: Cluster) -> None:
-    assert texts(three, "worl", [0, 1]) == {"world_size": "instance"}
-    threads = threading.active_count()
-    for _ in range(20):
-        texts(three, "worl")
-    assert threading.active_count() == threads
+    code = "import threading; names = [each.name for each in threading.enumerate()]; 'disttrain completion' in names"
+    for text in ("open('/", "import tor"):
+        assert wait_until(lambda text=text: texts(three, text))
+    assert wait_until(lambda: three.run(code, 0).results == {0: False})
 
 
 def test_variables_are_listed_while_ranks_run(objects: Cluster) -> None:
@@ -139,14 +138,16 @@ def test_variables_are_listed_while_ranks_run(objects: Cluster) -> None:
         run.wait()
 
 
-def test_dtensor_is_described_without_a_collective(objects: Cluster) -> None:
-    objects.run(
+def test_dtensor_is_described_without_a_collective(three: Cluster) -> None:
+    three.run(
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.tensor import Shard, distribute_tensor\n"
         "mesh = init_device_mesh(device.type, (world_size,))\n"
         "sharded = distribute_tensor(torch.ones(7, 2), mesh, [Shard(0)])"
     )
-    found = objects.introspection.inspect("sharded", 7, (0, 1, 2))
+    counts = three.run(COUNTS).results
+    found = three.introspection.inspect("sharded", 7, (0, 1, 2))
+    assert three.run(COUNTS).results == counts
     assert (found["Shape"], found["Placements"], found["Local shape"]) == ("(7, 2)", "(Shard(0))", "(3, 2)")
     assert found["Ranks"].splitlines() == ["rank 2: Local shape (1, 2)"]
 

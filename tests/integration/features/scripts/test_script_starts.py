@@ -52,6 +52,20 @@ def test_modules_in_a_folder_that_the_script_puts_first_are_taken(cluster: Clust
     assert cluster.scripts.run("uses.py", ranks=0).stdout == {0: "[1.]\n"}
 
 
+def test_folder_that_holds_the_modules_already_replaces_none(cluster: Cluster, folder: Path) -> None:
+    """And neither does a folder replace what the script has imported from it."""
+    code = """
+        import os, site, sys
+        import code
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+        for each in site.getsitepackages(): sys.path.insert(0, each)
+        import code as again, numpy, torch
+        print(again is code, code.kind, torch.ones(1).numpy())
+        """
+    write(folder, "code.py", "kind = 'own code'")
+    assert cluster.scripts.run(write(folder, "uses.py", code), ranks=0).stdout == {0: "True own code [1.]\n"}
+
+
 def test_search_path_is_a_list_for_other_processes(cluster: Cluster, folder: Path) -> None:
     code = "import copy, pickle, sys\nprint(isinstance(sys.path, list), type(copy.copy(sys.path)), "
     code += "type(pickle.loads(pickle.dumps(sys.path))))"
@@ -70,7 +84,7 @@ def test_variables_that_torch_reads_when_it_is_imported_may_be_set_before(cluste
     first = cluster.scripts.run(write(folder, "sets.py", code))
     assert lines_of(first) == {rank: ["2 DETAIL"] for rank in range(2)}
     assert first.stderr[0] == first.stderr[1]
-    assert first.stderr[0].startswith("sets.py starts in a new Python and imports torch itself, because it sets ")
+    assert first.stderr[0].startswith("sets.py starts in a new Python, because it sets ")
     assert "OMP_NUM_THREADS and TORCH_DISTRIBUTED_DEBUG" in first.stderr[0]
     again = cluster.scripts.run("sets.py", ranks=0)
     assert (again.stdout[0], again.stderr) == ("2 DETAIL\n", {0: ""}), "the reason is given once"

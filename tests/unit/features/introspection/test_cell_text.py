@@ -36,6 +36,11 @@ from jupyter_disttrain.features.introspection.cell_text import Place, definition
         ("print(f'{x.", Place("attribute", 11, "", "x")),
         ("print(f'{x} and y.", Place("path", 8, "{x} and y.")),
         ("'''\nx.", Place("path", 3, "\nx.")),
+        ("foo.bar\n", Place("name", 8)),
+        ("data = (frame\n   .gro", Place("attribute", 18, "gro", "frame")),
+        ("%time model.fo", Place("attribute", 12, "fo", "model")),
+        ("%timeit -n3 model.fo", Place("attribute", 18, "fo", "model")),
+        ("print(f'{{x.", Place("path", 8, "{{x.")),
         ("'closed'\nx.y", Place("attribute", 11, "y", "x")),
         ("'not closed\nx.y", Place("attribute", 14, "y", "x")),
         ("%ti", Place("magic", 0, "%ti")),
@@ -86,5 +91,10 @@ def test_definitions_of_a_cell_are_found_without_its_line_at_the_cursor() -> Non
     expected |= {"batch": "instance", "loss": "instance", "Net": "class", "linear": "instance"}
     assert found.kinds == expected
     assert found.modules == {"nn": "torch.nn", "os": "os", "op": "torch.optim"}
-    assert set(found.values) == {"loss", "linear"}
+    assert set(found.values) == {"loss"}, "above the cursor"
+    code = "layer = nn.Linear(2, 3)\nfoo(\n    layer.|,\n    [1],\n)\nlater = 1"
+    found = definitions(code.replace("|", ""), code.index("|"))
+    assert (set(found.kinds), set(found.values)) == ({"layer", "later"}, {"layer"})
+    code = "class Net(nn.Module):\n\tdef f(self):\n\t\tself.|\n\n\tdef g(self): pass"
+    assert [each.name for each in definitions(code.replace("|", ""), code.index("|")).classes] == ["Net"]
     assert definitions("x = 1\ny = (\nz.\nw = 2", 11).kinds == {"x": "instance"}, "of a cell that is not valid yet"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_disttrain.features.introspection import completion
+from jupyter_disttrain.features.introspection import file_access
 from jupyter_disttrain.features.introspection.completion import complete
 from jupyter_disttrain.features.introspection.inspection import inspect_at
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "COMPLETION_FILES_SECONDS", 60.0)
+    monkeypatch.setattr(file_access, "COMPLETION_FILES_SECONDS", 60.0)
 
 
 def train(model: nn.Module, lr: float = 0.1, *, steps: int, callback: Any = print) -> dict[str, float]:
@@ -91,7 +91,9 @@ def test_attributes_of_self_in_a_class_of_the_cell() -> None:
 def test_keys() -> None:
     values = {"loss": 1, "lr": 2, 3: 4}
     assert matches('values["l', values=values) == ["loss", "lr"]
-    assert matches("values[", values=values) == ["'loss'", "'lr'", "3"]
+    assert matches("values[", values=values)[:3] == ["'loss'", "'lr'", "3"]
+    assert "values" in matches("values[", values=values)
+    assert matches("values['", values={"it's": 1, "its": 2}) == ["its"]
     assert matches('values["a"]["', values={"a": {"b": 1}}) == ["b"]
 
 
@@ -115,6 +117,24 @@ def test_imports_and_magics() -> None:
     assert matches("%%ti") == ["%%time"]
 
 
+def test_cell_comes_before_the_namespace() -> None:
+    assert "in_features" not in matches("x = []\nx.", x=nn.Linear(1, 1))
+    assert "append" in matches("x = []\nx.", x=nn.Linear(1, 1))
+    assert "in_features" in matches("x = nn.Linear(1, 1)\nx.", x=nn.Linear(1, 1), nn=nn)
+
+
+def test_listing_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    assert matches("open('") == ["loop"]
+
+    def fail() -> list[str]:
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        file_access.within_time(fail)
+
+
 def sections(code: str, **names: Any) -> dict[str, str]:
     return dict(inspect_at(shell(**names), code, len(code), with_source=False)["sections"])
 
@@ -123,7 +143,7 @@ def test_functions_are_documented() -> None:
     found = sections("train(", train=train)
     assert found["Signature"].startswith("train(")
     assert "lr: float = 0.1" in found["Signature"]
-    assert "*, steps: int, callback: Any = <builtin_function_or_method>" in found["Signature"].replace("\n    ", " ")
+    assert "*,\n    steps: int,\n    callback: Any = <builtin_function_or_method>" in found["Signature"]
     assert found["Docstring"] == "Train a model."
     assert found["File"] == __file__
     source = dict(inspect_at(shell(train=train), "train", 5, with_source=True)["sections"])

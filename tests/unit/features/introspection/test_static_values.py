@@ -30,6 +30,9 @@ class Meta(type):
     __getattr__ = trap("metaclass getattr")
     __instancecheck__ = trap("instancecheck")
     __subclasscheck__ = trap("subclasscheck")
+    __eq__ = trap("metaclass eq")
+    __hash__ = trap("metaclass hash")  # type: ignore[assignment]
+    __module__ = property(trap("metaclass module"))  # type: ignore[assignment]
 
 
 class Descriptor:
@@ -42,6 +45,10 @@ class Base:
 
     def method(self, first: int, second: str = "") -> Base:
         raise AssertionError(first, second)
+
+
+class Slotted:
+    __slots__ = ("slot",)
 
 
 class Trap(Base, metaclass=Meta):
@@ -79,6 +86,18 @@ class Trap(Base, metaclass=Meta):
     __call__ = trap("call")
 
 
+class KeyTrap:
+    """A key whose hash is that of "a"."""
+
+    def __eq__(self, other: object) -> bool:
+        ran.append("key eq")
+        return False
+
+    def __hash__(self) -> int:
+        ran.append("key hash")
+        return hash("a")
+
+
 @pytest.fixture(autouse=True)
 def nothing_runs() -> Any:
     ran.clear()
@@ -104,6 +123,31 @@ def test_attributes_are_found_without_code_of_the_class() -> None:
     }
     kinds = dict(reversed(list(static_values.names(value))))
     assert (kinds["value"], kinds["method"], kinds["plain"]) == ("property", "function", "instance")
+
+
+def test_fields_of_named_tuples_are_read() -> None:
+    point = collections.namedtuple("Point", "x y")(1, [2])  # noqa: PYI024
+    assert static_values.attribute(point, "y") == [2]
+    assert dict(static_values.names(point, "x")) == {"x": "property"}
+
+
+def test_class_attributes_of_unusual_kinds_are_not_known() -> None:
+    class Odd:
+        of_class = classmethod(property(lambda _cls: 1))  # type: ignore[arg-type]
+        of_another = static_values.in_class(Slotted, "slot")
+        custom = Descriptor()
+
+        async def later(self) -> Base:
+            raise AssertionError
+
+    for name in ("of_class", "of_another", "custom"):
+        assert static_values.attribute(Odd(), name) is UNKNOWN
+    assert static_values.attribute(Odd, "custom") is UNKNOWN
+    assert static_values.called(Odd().later) is UNKNOWN
+    kind = static_values.called(type)
+    assert kind == InstanceOf(type)
+    assert "mro" in {name for name, _ in static_values.names(kind)}
+    assert static_values.attribute(kind, "missing") is UNKNOWN
 
 
 def test_class_is_that_of_the_interpreter() -> None:
@@ -169,6 +213,10 @@ def test_items_of_containers_are_found() -> None:
     assert static_values.item(values, "a") == 1
     assert static_values.item(values, "b") is UNKNOWN
     assert made == []
+    plain, ordered = {KeyTrap(): 1, "a": 2}, collections.OrderedDict([(KeyTrap(), 1), ("a", 2)])
+    ran.clear()  # making them calls the methods of the keys
+    assert static_values.item(plain, "a") == static_values.item(ordered, "a") == 2
+    assert static_values.keys(plain) == static_values.keys(ordered) == ["a"]
     assert static_values.item(Default(), "b") is UNKNOWN
     assert static_values.item([1, 2], -1) == 2
     assert static_values.item((1, 2), 2) is UNKNOWN
