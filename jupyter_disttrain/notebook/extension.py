@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..protocol.environment import IPYTHON_PROFILE
-from .introspection import CellIntrospection
+from .cell_completion import CellIntrospection
 from .magics.arguments import PARSERS, complete_options
 from .magics.cell_magics import CellMagics
 from .magics.cluster_magics import ClusterMagics

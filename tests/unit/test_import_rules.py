@@ -50,7 +50,7 @@ MOST_MODULES = 12  # in a folder
 # Known violations of the rules.
 FEATURES_WITHIN_FEATURES = {
     "features.scripts.client": {"export"},
-    "features.scripts.program": {"horovod"},
+    "features.scripts.in_own_process": {"horovod"},
     "features.telemetry.rank.stacks": {"horovod"},
 }
 NOT_PLAIN = {"protocol.metric_blocks": {"numpy"}, "protocol.serialization": {"cloudpickle", "torch"}}

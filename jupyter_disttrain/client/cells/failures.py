@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INCIDENTAL = re.compile(
     r"0x[0-9a-fA-F]+|\(\d+ times\)|repeated \d+ (?:more )?times|ipykernel_\d+[/\\]\d+\.py|In ?\[\d+\]"
 )
-PROGRAM_EXIT = "ProgramExit"  # raised for the exit of a program: see features.scripts.programs
+PROGRAM_EXIT = "ProgramExit"  # raised for the exit of a program: see features.scripts.runner
 RANK_DIED = "RankDied"
 _WITH_OWN_TRACEBACK = {PROGRAM_EXIT, RANK_DIED}  # their last lines are all that is known of them
 _NUMBER = re.compile(r"\d+")
@@ -45,7 +45,7 @@ _OF_GLOO = (
     "ranks passed tensors of different sizes or types to one collective, or to a send and its recv, and Gloo aborts a "
     "process that receives more than its tensor holds; compare the shapes on all ranks"
 )
-_RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/program.py"  # file of the frame that calls a script
+_RUNS_SCRIPT = "/jupyter_disttrain/features/scripts/in_own_process.py"  # file of the frame that calls a script
 _WATCHDOG = re.compile(r"[Ww]atchdog (caught|thread terminated)|can't be released")
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
 _CELL = re.compile(r'File ".*ipykernel_\d+/\d+\.py", line (\d+)')

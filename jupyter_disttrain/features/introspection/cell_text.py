@@ -53,7 +53,7 @@ class Place:
 class Definitions:
     """What a cell defines by itself, without having run."""
 
-    kinds: dict[str, str] = field(default_factory=dict)  # by name: see ``static_values.kind_of``
+    kinds: dict[str, str] = field(default_factory=dict)  # by name: see ``attributes.kind_of``
     values: dict[str, ast.expr] = field(default_factory=dict)  # by name: the expression of its last assignment
     modules: dict[str, str] = field(default_factory=dict)  # by name: what it is imported from, with dots
     classes: list[ast.ClassDef] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Ask ranks to complete and document the text at the cursor of a cell.
 
 Covers: which ranks are asked, how long they are waited for, names that only some of them have, how they differ.
-Does not cover: the replies (``completion``, ``inspection``), requests of front ends (``notebook.introspection``).
+Does not cover: the replies (``completion``, ``inspection``), requests of front ends (``notebook.cell_completion``).
 
 The lowest rank is asked. The others only list their names, or what they would reply to ``name?``, to be compared.
 """

@@ -16,11 +16,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import static_values
+from . import attributes
+from .attributes import UNKNOWN
 from .cell_text import place_at
 from .expressions import Scope, function_of
 from .file_access import within_time
-from .static_values import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .cell_text import Place
 
 MOST = 3000
-Match = tuple[str, str]  # text, and kind: see ``static_values.kind_of``
+Match = tuple[str, str]  # text, and kind: see ``attributes.kind_of``
 _FIRST = ("param", "dict key")
 _KEYWORDS = [(name, "keyword") for name in keyword.kwlist]
 
@@ -92,7 +92,7 @@ def _arguments(scope: Scope, callee: str) -> Iterator[Match]:
 
 def _keys(scope: Scope, place: Place) -> Iterator[Match]:
     value = scope.value_of(place.base)
-    for key in static_values.keys(value) if value is not UNKNOWN else ():
+    for key in attributes.keys(value) if value is not UNKNOWN else ():
         if not place.quote:
             yield repr(key), "dict key"
         elif type(key) is str and repr(key)[1:-1] == key and place.quote[-1] not in key:  # needs no escapes
@@ -129,7 +129,7 @@ def _modules(base: str) -> Iterator[Match]:
         yield from ((name, "module") for name in sys.builtin_module_names)
     for name in itertools.accumulate(base.split(".") if base else (), "{}.{}".format):
         module = sys.modules.get(name)
-        found = static_values.own_dict(module).get("__path__") if module is not None else None
+        found = attributes.own_dict(module).get("__path__") if module is not None else None
         if found is None:
             spec = PathFinder.find_spec(name, path)  # imports nothing
             found = spec.submodule_search_locations if spec is not None else None
@@ -151,4 +151,4 @@ def _imported_names(place: Place) -> Iterator[Match]:
     """Yield the names that ``from module import`` finds, if the module is imported already."""
     module = sys.modules.get(place.base) if place.callee else None
     if module is not None:
-        yield from static_values.names(module, place.prefix)
+        yield from attributes.names(module, place.prefix)

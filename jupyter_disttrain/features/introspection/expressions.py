@@ -1,7 +1,7 @@
 """Find the objects that expressions in a cell mean, without evaluating them.
 
 Covers: names of the namespace and of the cell, attributes, items, what calls return.
-Does not cover: reading attributes (``static_values``), which expression is meant (``cell_text``).
+Does not cover: reading attributes (``attributes``), which expression is meant (``cell_text``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from . import static_values
+from . import attributes
+from .attributes import UNKNOWN, InstanceOf
 from .cell_text import class_around, definitions, set_on_self
-from .static_values import UNKNOWN, InstanceOf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Scope:
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
-            return self._of(static_values.called, self._value(node.func))
+            return self._of(attributes.called, self._value(node.func))
         if isinstance(node, ast.Subscript):
             return self._item(node)
         cls = type(node.value) if isinstance(node, ast.Constant) else _LITERALS.get(type(node))
@@ -63,7 +63,7 @@ class Scope:
             key = ast.literal_eval(node.slice)
         except ValueError:
             return UNKNOWN
-        return self._of(static_values.item, self._value(node.value), key) if type(key) in (str, int) else UNKNOWN
+        return self._of(attributes.item, self._value(node.value), key) if type(key) in (str, int) else UNKNOWN
 
     @staticmethod
     def _of(step: Any, value: Any, *args: Any) -> Any:
@@ -80,7 +80,7 @@ class Scope:
         if found is UNKNOWN:
             return vars(builtins).get(name, UNKNOWN) if assigned is UNKNOWN else assigned
         # The value of an earlier run has the attributes of its own, e.g. the layers of a model.
-        is_of_class = static_values.class_of(assigned) is static_values.class_of(found)
+        is_of_class = attributes.class_of(assigned) is attributes.class_of(found)
         return found if assigned is UNKNOWN or is_of_class else assigned
 
     def _imported(self, dotted: str) -> Any:
@@ -88,7 +88,7 @@ class Scope:
         first, *rest = dotted.split(".")
         value = sys.modules.get(first, UNKNOWN)
         for part in rest:
-            value = self._of(static_values.attribute, value, part)
+            value = self._of(attributes.attribute, value, part)
         return value
 
     def _attribute(self, node: ast.Attribute) -> Any:
@@ -98,11 +98,11 @@ class Scope:
                 return self._value(expression)
             value = UNKNOWN
             for base in self._bases():
-                value = static_values.attribute(InstanceOf(base), node.attr)
+                value = attributes.attribute(InstanceOf(base), node.attr)
                 if value is not UNKNOWN:
                     break
             return value
-        return self._of(static_values.attribute, self._value(node.value), node.attr)
+        return self._of(attributes.attribute, self._value(node.value), node.attr)
 
     def _is_self(self, node: ast.expr) -> bool:
         return self.cls is not None and isinstance(node, ast.Name) and node.id == "self"
@@ -110,25 +110,25 @@ class Scope:
     def _bases(self) -> list[type]:
         assert self.cls is not None
         found = [self._value(each) for each in self.cls.bases]
-        return [each for each in found if static_values.is_class(each)]
+        return [each for each in found if attributes.is_class(each)]
 
     def attributes(self, expression: str, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield the attributes of what an expression means: see ``static_values.names``."""
+        """Yield the attributes of what an expression means: see ``attributes.names``."""
         if expression == "self" and self.cls is not None:
             for name, value in self._on_self.items():
                 yield name, "function" if value is None else "instance"
             for base in self._bases():
-                yield from static_values.names(InstanceOf(base), prefix)
+                yield from attributes.names(InstanceOf(base), prefix)
             return
         value = self.value_of(expression)
         if value is not UNKNOWN:
-            yield from static_values.names(value, prefix)
+            yield from attributes.names(value, prefix)
 
     def names(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield the names that code can use and that begin with a prefix: see ``static_values.names``."""
-        yield from static_values.kinds(self._namespace, prefix)
+        """Yield the names that code can use and that begin with a prefix: see ``attributes.names``."""
+        yield from attributes.kinds(self._namespace, prefix)
         yield from self.definitions.kinds.items()
-        yield from static_values.kinds(vars(builtins), prefix)
+        yield from attributes.kinds(vars(builtins), prefix)
 
 
 def function_of(value: Any) -> tuple[types.FunctionType, bool] | None:
@@ -136,9 +136,9 @@ def function_of(value: Any) -> tuple[types.FunctionType, bool] | None:
 
     None if there is no such function, or it is not known.
     """
-    if static_values.is_class(value):
+    if attributes.is_class(value):
         for name in ("__init__", "__new__"):
-            found = static_values.in_class(value, name)
+            found = attributes.in_class(value, name)
             found = found.__func__ if type(found) is staticmethod else found
             if type(found) is types.FunctionType:
                 return _unwrapped(found), True
@@ -148,8 +148,8 @@ def function_of(value: Any) -> tuple[types.FunctionType, bool] | None:
         return (_unwrapped(inner), True) if type(inner) is types.FunctionType else None
     if type(value) is types.FunctionType:
         return _unwrapped(value), False
-    name = "forward" if static_values.is_module_of_torch(value) else "__call__"
-    found = static_values.in_class(static_values.class_of(value), name)
+    name = "forward" if attributes.is_module_of_torch(value) else "__call__"
+    found = attributes.in_class(attributes.class_of(value), name)
     return (_unwrapped(found), True) if type(found) is types.FunctionType else None
 
 

@@ -14,11 +14,11 @@ import tokenize
 import types
 from typing import TYPE_CHECKING, Any
 
-from . import static_values
+from . import attributes
+from .attributes import UNKNOWN
 from .cell_text import inspected_at
 from .expressions import Scope, function_of
 from .file_access import within_time
-from .static_values import UNKNOWN
 from .summaries import plain_text, summarize, type_name
 
 if TYPE_CHECKING:
@@ -45,20 +45,20 @@ def inspect_at(shell: Any, code: str, cursor: int, *, with_source: bool) -> dict
 def _sections(name: str, value: Any, *, with_source: bool) -> list[list[str]]:
     found: dict[str, str] = {}
     function = function_of(value)
-    is_callable = function is not None and (_is_function(value) or static_values.is_class(value))
+    is_callable = function is not None and (_is_function(value) or attributes.is_class(value))
     if function is not None:
         found["Signature" if is_callable else "Call signature"] = _signature(name, *function)
     if not is_callable:
         found |= summarize(value)
     else:
-        found["Type"] = type_name(static_values.class_of(value))
-    defined = value if static_values.is_class(value) else function[0] if function and is_callable else None
+        found["Type"] = type_name(attributes.class_of(value))
+    defined = value if attributes.is_class(value) else function[0] if function and is_callable else None
     source = _source(defined) if with_source and defined is not None else ""
     if source:
         found["Source"] = source
     elif doc := _doc(value):
         found["Docstring"] = doc
-    if static_values.is_class(value) and function is not None and (doc := _text(function[0].__doc__)) and not source:
+    if attributes.is_class(value) and function is not None and (doc := _text(function[0].__doc__)) and not source:
         found["Init docstring"] = doc
     if isinstance(defined, types.FunctionType):
         found["File"] = defined.__code__.co_filename
@@ -68,7 +68,7 @@ def _sections(name: str, value: Any, *, with_source: bool) -> list[list[str]]:
 
 
 def _is_function(value: Any) -> bool:
-    return static_values.kind_of(value) == "function"
+    return attributes.kind_of(value) == "function"
 
 
 def _signature(name: str, function: types.FunctionType, is_first_given: bool) -> str:
@@ -115,7 +115,7 @@ def _parameter(name: str, annotations: Mapping[str, Any], defaults: Mapping[str,
 
 def _annotation_text(annotation: Any) -> str:
     """Return the text of an annotation of plain classes, as ``list[int] | None``; empty for others."""
-    if static_values.is_class(annotation):
+    if attributes.is_class(annotation):
         return type_name(annotation)
     return repr(annotation).replace("typing.", "") if _is_of_plain_classes(annotation) else ""
 
@@ -127,21 +127,21 @@ def _is_of_plain_classes(annotation: Any) -> bool:
     if kind is types.GenericAlias or kind is types.UnionType:
         parts = annotation.__args__
     else:
-        is_of_typing = static_values.class_dict(kind).get("__module__") == "typing"
-        parts = static_values.own_dict(annotation).get("__args__") if is_of_typing else None
+        is_of_typing = attributes.class_dict(kind).get("__module__") == "typing"
+        parts = attributes.own_dict(annotation).get("__args__") if is_of_typing else None
     return type(parts) is tuple and all(map(_is_of_plain_classes, parts))
 
 
 def _doc(value: Any) -> str:
-    if type(value) is static_values.InstanceOf:
+    if type(value) is attributes.InstanceOf:
         value = value.cls
-    if static_values.is_class(value):
-        for each in static_values.mro(value)[:1]:
-            return _text(static_values.class_dict(each).get("__doc__"))
+    if attributes.is_class(value):
+        for each in attributes.mro(value)[:1]:
+            return _text(attributes.class_dict(each).get("__doc__"))
     if _is_function(value):
         return _text(value.__doc__)  # of Python's own types
-    if static_values.is_a(value, types.ModuleType):
-        return _text(static_values.own_dict(value).get("__doc__"))
+    if attributes.is_a(value, types.ModuleType):
+        return _text(attributes.own_dict(value).get("__doc__"))
     return ""
 
 
@@ -171,6 +171,6 @@ def _source_lines(value: Any) -> list[str]:
 
 
 def _module_file(cls: type) -> str:
-    module = sys.modules.get(static_values.class_dict(cls).get("__module__", ""))
-    found = static_values.own_dict(module).get("__file__") if module is not None else None
+    module = sys.modules.get(attributes.class_dict(cls).get("__module__", ""))
+    found = attributes.own_dict(module).get("__file__") if module is not None else None
     return found if type(found) is str else ""

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from ...protocol.ranks import size_text
-from . import static_values
-from .static_values import InstanceOf
+from . import attributes
+from .attributes import InstanceOf
 
 _SHOWN = 200  # characters of a plain value's text
 _BITS = 4096  # of a number whose text is made: the time for it grows with the square
@@ -23,7 +23,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 
 def type_name(cls: type) -> str:
     """Return the name of a class with its module, except for Python's own."""
-    own = static_values.class_dict(cls)
+    own = attributes.class_dict(cls)
     module, name = own.get("__module__"), type.__dict__["__qualname__"].__get__(cls)
     return f"{module}.{name}" if type(module) is str and module != "builtins" else str(name)
 
@@ -36,7 +36,7 @@ def summarize(value: Any) -> dict[str, str]:
     text = plain_text(value)
     if text is not None:
         found["Value"] = text
-    if static_values.is_one_of(type(value), _CONTAINERS):
+    if attributes.is_one_of(type(value), _CONTAINERS):
         found["Length"] = str(len(value))
     found |= _of_array(value) | _of_dtensor(value) | _of_model(value)
     size_bytes = size_of(value)
@@ -46,7 +46,7 @@ def summarize(value: Any) -> dict[str, str]:
 def plain_text(value: Any) -> str | None:
     """Return the text of a plain value, shortened; None for other values, whose classes would have to make it."""
     kind = type(value)
-    if static_values.is_one_of(kind, _PLAIN) or (kind is int and value.bit_length() <= _BITS):
+    if attributes.is_one_of(kind, _PLAIN) or (kind is int and value.bit_length() <= _BITS):
         return repr(value)
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
@@ -60,7 +60,7 @@ def variables(shell: Any) -> list[dict[str, Any]]:
     for name in list(shell.user_ns):
         value = shell.user_ns.get(name)
         is_hidden = name.startswith("_") or name in shell.user_ns_hidden or (name in given and given[name] is value)
-        if not is_hidden and static_values.kind_of(value) == "instance":
+        if not is_hidden and attributes.kind_of(value) == "instance":
             found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
     return found
 
@@ -88,26 +88,26 @@ def size_of(value: Any) -> int | None:
 def _held(value: Any) -> list[Any]:
     """Return what a container, a model, an optimizer or a DTensor holds."""
     kind = type(value)
-    if static_values.is_one_of(kind, (list, tuple, set, frozenset)):
+    if attributes.is_one_of(kind, (list, tuple, set, frozenset)):
         return list(value)
-    if static_values.is_one_of(kind, static_values.DICTS):
+    if attributes.is_one_of(kind, attributes.DICTS):
         return list(dict.values(value))
-    own = static_values.own_dict(value)
-    if static_values.is_module_of_torch(value):
+    own = attributes.own_dict(value)
+    if attributes.is_module_of_torch(value):
         return [own.get(name) for name in ("_parameters", "_buffers", "_modules")]
-    if static_values.is_a(value, static_values.torch_class("Optimizer", "torch.optim.optimizer")):
+    if attributes.is_a(value, attributes.torch_class("Optimizer", "torch.optim.optimizer")):
         return [own.get("state")]
-    return [static_values.attribute(value, "_local_tensor")] if _is_dtensor(value) else []
+    return [attributes.attribute(value, "_local_tensor")] if _is_dtensor(value) else []
 
 
 def _is_dtensor(value: Any) -> bool:
-    return static_values.is_a(value, static_values.torch_class("DTensor", "torch.distributed.tensor"))
+    return attributes.is_a(value, attributes.torch_class("DTensor", "torch.distributed.tensor"))
 
 
 def _is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of no subclass: the properties of subclasses may be computed."""
-    found = static_values.torch_class("Tensor"), static_values.torch_class("Parameter", "torch.nn")
-    return static_values.is_one_of(type(value), found)
+    found = attributes.torch_class("Tensor"), attributes.torch_class("Parameter", "torch.nn")
+    return attributes.is_one_of(type(value), found)
 
 
 def _is_array(value: Any) -> bool:
@@ -115,7 +115,7 @@ def _is_array(value: Any) -> bool:
     if _is_tensor(value):
         return not value.is_nested
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is static_values.own_dict(numpy).get("ndarray")
+    return numpy is not None and type(value) is attributes.own_dict(numpy).get("ndarray")
 
 
 def _bytes(value: Any) -> int:
@@ -141,11 +141,11 @@ def _of_dtensor(value: Any) -> dict[str, str]:
     """Return the shape, the placements and the local part of a DTensor, from its attributes."""
     if not _is_dtensor(value):
         return {}
-    spec = static_values.attribute(value, "_spec")
-    shape = static_values.attribute(static_values.attribute(spec, "tensor_meta"), "shape")
-    placements = static_values.attribute(spec, "placements")
-    local = _of_array(static_values.attribute(value, "_local_tensor"))
-    found = {"Shape": str(tuple(shape))} if static_values.is_a(shape, tuple) else {}
+    spec = attributes.attribute(value, "_spec")
+    shape = attributes.attribute(attributes.attribute(spec, "tensor_meta"), "shape")
+    placements = attributes.attribute(spec, "placements")
+    local = _of_array(attributes.attribute(value, "_local_tensor"))
+    found = {"Shape": str(tuple(shape))} if attributes.is_a(shape, tuple) else {}
     if type(placements) is tuple:
         found["Placements"] = f"({', '.join(map(_placement, placements))})"
     return found | {f"Local {name.lower()}": text for name, text in local.items()}
@@ -160,12 +160,12 @@ def _placement(value: Any) -> str:
 
 def _of_model(value: Any) -> dict[str, str]:
     """Return the number of parameters of a module of torch."""
-    if not static_values.is_module_of_torch(value):
+    if not attributes.is_module_of_torch(value):
         return {}
     counts: dict[int, int] = {}
     waiting, seen = [value], set()
     while waiting:
-        own = static_values.own_dict(waiting.pop())
+        own = attributes.own_dict(waiting.pop())
         for each in list(own.get("_parameters", {}).values()):
             if _is_tensor(each):
                 counts[id(each)] = each.numel()

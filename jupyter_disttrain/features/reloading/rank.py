@@ -3,7 +3,7 @@
 Covers: which modules are the user's own and which of them were edited since their import, writing files from the
 notebook's machine, reloading in the order of imports.
 Does not cover: which files are sent (``features.reloading.client``), scripts, which import such modules again
-(``features.scripts.programs``).
+(``features.scripts.runner``).
 
 Reloading is IPython's own, as in its ``%autoreload``. Where that fails half-way, old and new code would stay mixed, and
 every later attempt would fail as well.

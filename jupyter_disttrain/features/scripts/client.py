@@ -21,7 +21,7 @@ from ...launchers.mpi import mpi_obstacle
 from ...protocol.requests import OpenPort
 from ..export.export import export, frame_of, remarks_on
 from .mpi_job import MpiJob
-from .sources import read_sources
+from .start_method import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """Define the errors with which a rank reports a script.
 
 Covers: a script that can't be run, has failed, was ended, or has exited with a code of its own.
-Does not cover: running scripts (``programs``, ``program``, ``in_session``).
+Does not cover: running scripts (``runner``, ``in_own_process``, ``in_session``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Describe the error of a script for the cell's reply.
 
 Covers: the traceback, the script's line, whether a process group or an interrupt is the cause.
-Does not cover: running the script (``program``), the reply (``rank.kernel.cell_errors``), comparing ranks
+Does not cover: running the script (``in_own_process``), the reply (``rank.kernel.cell_errors``), comparing ranks
 (``client.cells.failures``).
 """
 

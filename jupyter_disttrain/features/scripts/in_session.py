@@ -1,7 +1,7 @@
 """Run a script in the namespace of this rank's cells, as ``%run -i`` does: ``%dist_run --in-session``.
 
 Covers: running its code with the rank's variables, its arguments and folder, its exit.
-Does not cover: scripts in processes of their own (``programs``), which is what ``%dist_run`` does otherwise.
+Does not cover: scripts in processes of their own (``runner``), which is what ``%dist_run`` does otherwise.
 
 The script may change whatever a cell may: nothing is put back but ``sys.argv``, ``sys.path`` and the working directory.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...rank.output import user_code
-from .code import find_code
 from .errors import ScriptError, ScriptExit
+from .find_code import find_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Connect a rank with the process that mpiexec has started for the rank's script.
 
 Covers: the socket, the variables that identify a rank of an MPI job, its shared memory, the script's exit status.
-Does not cover: what that process does (``mpi_process``), running the script (``programs``).
+Does not cover: what that process does (``mpi_process``), running the script (``runner``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run ``%dist_run`` on this rank.
 
-Covers: choosing how a script runs: in a process of its own, once per node, in the rank's own process; its environment.
-Does not cover: running it (``programs``, ``in_session``), the client's side (``features.scripts.client``).
+Covers: in which process a script runs: one of its own, one of the node, the rank's own; its environment.
+Does not cover: running it (``runner``, ``in_session``), the client's side (``features.scripts.client``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ...config.frameworks import framework_environment
 from ...protocol.environment import NO_WARM, SAMPLE_SECONDS
 from ...rank.libraries.reserved_ports import ReservedPort
 from ...rank.warm.label import is_read_before_fork
-from .code import fill_in
 from .failure_report import how_shown
+from .find_code import fill_in
 from .in_session import run_in_session
 from .mpi_connection import MpiConnection
-from .programs import Programs, of_node, of_rank
+from .runner import Programs, of_node, of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Scripts:
         run_id: str,
         rendezvous: Mapping[str, Any],
     ) -> None:
-        """Run a script; see ``client.Scripts.run`` for ``how``, ``sources.Sources`` for ``variables``.
+        """Run a script; see ``client.Scripts.run`` for ``how``, ``start_method.Sources`` for ``variables``.
 
         ``run_id`` is unique in the session. ``rendezvous`` has the ``"port"``; if all ranks run a program, also the
         ``"places"`` of other frameworks' servers; with one program per node the number of ``"nodes"``.

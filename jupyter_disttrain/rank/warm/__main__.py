@@ -21,7 +21,7 @@ def main() -> None:
         return  # another process has the address
     gc.disable()  # imports make little garbage, and collecting it would take an eighth of their time
     # Only now: processes that wait for the address to be in use must not wait for imports.
-    from ...features.scripts.program import run_program  # noqa: PLC0415
+    from ...features.scripts.in_own_process import run_program  # noqa: PLC0415
     from ..nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
 
     import_before_fork()

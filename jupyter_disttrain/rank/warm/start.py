@@ -3,7 +3,7 @@
 Covers: finding or starting the warm process, what it is sent, waiting for what it has forked; the nannies of a process
 that a launcher has started.
 Does not cover: the warm process (``warm_process``), nannies that this process forks itself (``rank.cold_nannies``),
-programs (``features.scripts.programs``).
+programs (``features.scripts.runner``).
 """
 
 from __future__ import annotations

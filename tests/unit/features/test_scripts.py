@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyter_disttrain.features.scripts.programs import outside_job
-from jupyter_disttrain.features.scripts.sources import read_sources
+from jupyter_disttrain.features.scripts.runner import outside_job
+from jupyter_disttrain.features.scripts.start_method import read_sources
 from jupyter_disttrain.protocol.environment import PRELOAD
 from jupyter_disttrain.rank.warm.label import is_read_before_fork
 

@@ -28,7 +28,7 @@ from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.frameworks import OF_SESSION_GROUPS
 from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.failure_report import how_shown, report_of
-from jupyter_disttrain.features.scripts.programs import of_rank
+from jupyter_disttrain.features.scripts.runner import of_rank
 from jupyter_disttrain.launchers.rank_environment import library_defaults
 from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
 from jupyter_disttrain.rank.kernel import requests

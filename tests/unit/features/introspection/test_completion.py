@@ -13,7 +13,7 @@ from jupyter_disttrain.features.introspection import file_access
 from jupyter_disttrain.features.introspection.completion import complete
 from jupyter_disttrain.features.introspection.inspection import inspect_at
 
-from .test_static_values import Trap, nothing_runs  # noqa: F401  (a fixture)
+from .test_attributes import Trap, nothing_runs  # noqa: F401  (a fixture)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,5 +163,5 @@ def test_values_are_summarized() -> None:
     assert sections("x", x=[1, 2])["Length"] == "2"
     model = sections("x", x=nn.Linear(2, 3))
     assert (model["Parameters"], model["Size"]) == ("9", "36 B")
-    assert sections("trap", trap=object.__new__(Trap))["Type"].endswith("test_static_values.Trap")
+    assert sections("trap", trap=object.__new__(Trap))["Type"].endswith("test_attributes.Trap")
     assert sections("nothing") == {}

@@ -12,7 +12,7 @@ from torch import nn
 from jupyter_disttrain.features.introspection.summaries import size_of, variables
 from jupyter_disttrain.features.introspection.variables import VariableTable
 
-from .test_static_values import Trap, nothing_runs  # noqa: F401  (a fixture)
+from .test_attributes import Trap, nothing_runs  # noqa: F401  (a fixture)
 
 
 def listed(**names: Any) -> dict[str, dict[str, Any]]:

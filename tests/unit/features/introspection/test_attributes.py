@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_disttrain.features.introspection import static_values
-from jupyter_disttrain.features.introspection.static_values import UNKNOWN, InstanceOf
+from jupyter_disttrain.features.introspection import attributes
+from jupyter_disttrain.features.introspection.attributes import UNKNOWN, InstanceOf
 
 ran: list[str] = []  # code of the objects below that has run
 
@@ -107,47 +107,45 @@ def nothing_runs() -> Any:
 
 def test_attributes_are_found_without_code_of_the_class() -> None:
     value = object.__new__(Trap)
-    static_values.own_dict(value).__setitem__("own", "own")
-    assert static_values.attribute(value, "own") == "own"
-    assert static_values.attribute(value, "plain") == 3
-    assert static_values.attribute(value, "inherited") == "of the base"
+    attributes.own_dict(value).__setitem__("own", "own")
+    assert attributes.attribute(value, "own") == "own"
+    assert attributes.attribute(value, "plain") == 3
+    assert attributes.attribute(value, "inherited") == "of the base"
     for name in ("value", "cached", "descriptor", "missing"):
-        assert static_values.attribute(value, name) is UNKNOWN
-    assert static_values.attribute(value, "annotated") == InstanceOf(Base)
-    assert static_values.attribute(value, "method").__func__ is Base.method
-    assert static_values.attribute(value, "static").__name__ == "static"
-    assert static_values.attribute(value, "of_class").__name__ == "of_class"
-    assert static_values.attribute(Trap, "missing") is UNKNOWN
-    assert {"own", "plain", "value", "method", "inherited", "__eq__"} <= {
-        name for name, _ in static_values.names(value)
-    }
-    kinds = dict(reversed(list(static_values.names(value))))
+        assert attributes.attribute(value, name) is UNKNOWN
+    assert attributes.attribute(value, "annotated") == InstanceOf(Base)
+    assert attributes.attribute(value, "method").__func__ is Base.method
+    assert attributes.attribute(value, "static").__name__ == "static"
+    assert attributes.attribute(value, "of_class").__name__ == "of_class"
+    assert attributes.attribute(Trap, "missing") is UNKNOWN
+    assert {"own", "plain", "value", "method", "inherited", "__eq__"} <= {name for name, _ in attributes.names(value)}
+    kinds = dict(reversed(list(attributes.names(value))))
     assert (kinds["value"], kinds["method"], kinds["plain"]) == ("property", "function", "instance")
 
 
 def test_fields_of_named_tuples_are_read() -> None:
     point = collections.namedtuple("Point", "x y")(1, [2])  # noqa: PYI024
-    assert static_values.attribute(point, "y") == [2]
-    assert dict(static_values.names(point, "x")) == {"x": "property"}
+    assert attributes.attribute(point, "y") == [2]
+    assert dict(attributes.names(point, "x")) == {"x": "property"}
 
 
 def test_class_attributes_of_unusual_kinds_are_not_known() -> None:
     class Odd:
         of_class = classmethod(property(lambda _cls: 1))  # type: ignore[arg-type]
-        of_another = static_values.in_class(Slotted, "slot")
+        of_another = attributes.in_class(Slotted, "slot")
         custom = Descriptor()
 
         async def later(self) -> Base:
             raise AssertionError
 
     for name in ("of_class", "of_another", "custom"):
-        assert static_values.attribute(Odd(), name) is UNKNOWN
-    assert static_values.attribute(Odd, "custom") is UNKNOWN
-    assert static_values.called(Odd().later) is UNKNOWN
-    kind = static_values.called(type)
+        assert attributes.attribute(Odd(), name) is UNKNOWN
+    assert attributes.attribute(Odd, "custom") is UNKNOWN
+    assert attributes.called(Odd().later) is UNKNOWN
+    kind = attributes.called(type)
     assert kind == InstanceOf(type)
-    assert "mro" in {name for name, _ in static_values.names(kind)}
-    assert static_values.attribute(kind, "missing") is UNKNOWN
+    assert "mro" in {name for name, _ in attributes.names(kind)}
+    assert attributes.attribute(kind, "missing") is UNKNOWN
 
 
 def test_class_is_that_of_the_interpreter() -> None:
@@ -156,10 +154,10 @@ def test_class_is_that_of_the_interpreter() -> None:
         __dict__ = property(trap("dict"))  # type: ignore[assignment]
 
     value = Proxy()
-    assert static_values.class_of(value) is type(value)
-    assert not static_values.is_class(value)
-    assert static_values.own_dict(value) == {}
-    assert static_values.kind_of(value) == "instance"
+    assert attributes.class_of(value) is type(value)
+    assert not attributes.is_class(value)
+    assert attributes.own_dict(value) == {}
+    assert attributes.kind_of(value) == "instance"
 
 
 def test_values_in_c_are_read_where_no_code_is_theirs() -> None:
@@ -170,16 +168,16 @@ def test_values_in_c_are_read_where_no_code_is_theirs() -> None:
             self.full = "full"
 
     value = Slots()
-    assert static_values.attribute(value, "full") == "full"
-    assert static_values.attribute(value, "empty") is UNKNOWN
+    assert attributes.attribute(value, "full") == "full"
+    assert attributes.attribute(value, "empty") is UNKNOWN
     color = enum.Enum("Color", "RED")
-    assert static_values.attribute(color, "RED") is color["RED"]
+    assert attributes.attribute(color, "RED") is color["RED"]
     module = types.ModuleType("lazy")
     module.__getattr__ = trap("module getattr")  # type: ignore[method-assign]
     module.there = 1  # type: ignore[attr-defined]
-    assert static_values.attribute(module, "there") == 1
-    assert static_values.attribute(module, "missing") is UNKNOWN
-    assert static_values.attribute(torch, "nn") is nn
+    assert attributes.attribute(module, "there") == 1
+    assert attributes.attribute(module, "missing") is UNKNOWN
+    assert attributes.attribute(torch, "nn") is nn
 
 
 def test_parts_of_models_are_found() -> None:
@@ -191,17 +189,17 @@ def test_parts_of_models_are_found() -> None:
             self.register_buffer("steps", torch.zeros(1))
 
     model = Model()
-    linear = static_values.item(static_values.attribute(model, "layers"), 0)
+    linear = attributes.item(attributes.attribute(model, "layers"), 0)
     assert linear is model.layers[0]
-    assert static_values.item(model.layers, -1) is model.layers[1]
-    assert static_values.item(model.layers, 2) is UNKNOWN
-    assert static_values.attribute(linear, "weight") is linear.weight
-    assert static_values.attribute(model, "steps") is model.steps
-    assert static_values.item(model.heads, "a") is model.heads["a"]
-    assert static_values.keys(model.heads) == ["a"]
-    assert {"layers", "heads", "steps", "forward", "training"} <= {name for name, _ in static_values.names(model)}
-    assert static_values.attribute(linear.weight, "grad") == InstanceOf(torch.Tensor)
-    assert static_values.attribute(linear.weight, "shape") == InstanceOf(torch.Size)
+    assert attributes.item(model.layers, -1) is model.layers[1]
+    assert attributes.item(model.layers, 2) is UNKNOWN
+    assert attributes.attribute(linear, "weight") is linear.weight
+    assert attributes.attribute(model, "steps") is model.steps
+    assert attributes.item(model.heads, "a") is model.heads["a"]
+    assert attributes.keys(model.heads) == ["a"]
+    assert {"layers", "heads", "steps", "forward", "training"} <= {name for name, _ in attributes.names(model)}
+    assert attributes.attribute(linear.weight, "grad") == InstanceOf(torch.Tensor)
+    assert attributes.attribute(linear.weight, "shape") == InstanceOf(torch.Size)
 
 
 def test_items_of_containers_are_found() -> None:
@@ -210,18 +208,18 @@ def test_items_of_containers_are_found() -> None:
 
     made: list[int] = []
     values = collections.defaultdict(lambda: made.append(1), a=1)
-    assert static_values.item(values, "a") == 1
-    assert static_values.item(values, "b") is UNKNOWN
+    assert attributes.item(values, "a") == 1
+    assert attributes.item(values, "b") is UNKNOWN
     assert made == []
     plain, ordered = {KeyTrap(): 1, "a": 2}, collections.OrderedDict([(KeyTrap(), 1), ("a", 2)])
     ran.clear()  # making them calls the methods of the keys
-    assert static_values.item(plain, "a") == static_values.item(ordered, "a") == 2
-    assert static_values.keys(plain) == static_values.keys(ordered) == ["a"]
-    assert static_values.item(Default(), "b") is UNKNOWN
-    assert static_values.item([1, 2], -1) == 2
-    assert static_values.item((1, 2), 2) is UNKNOWN
-    assert static_values.item({1: "x"}, 1) == "x"
-    assert static_values.keys({"a": 1, 2: 3, (4,): 5}) == ["a", 2]
+    assert attributes.item(plain, "a") == attributes.item(ordered, "a") == 2
+    assert attributes.keys(plain) == attributes.keys(ordered) == ["a"]
+    assert attributes.item(Default(), "b") is UNKNOWN
+    assert attributes.item([1, 2], -1) == 2
+    assert attributes.item((1, 2), 2) is UNKNOWN
+    assert attributes.item({1: "x"}, 1) == "x"
+    assert attributes.keys({"a": 1, 2: 3, (4,): 5}) == ["a", 2]
 
 
 def test_results_of_calls_are_known_by_their_annotations() -> None:
@@ -231,9 +229,9 @@ def test_results_of_calls_are_known_by_their_annotations() -> None:
     def named() -> types.SimpleNamespace:
         raise AssertionError
 
-    assert static_values.called(nn.Linear) == InstanceOf(nn.Linear)
-    assert static_values.called(Base().method) == InstanceOf(Base)
-    assert static_values.called(local) == InstanceOf(Base)
-    assert static_values.called(named) == InstanceOf(types.SimpleNamespace)
-    assert static_values.called(len) is UNKNOWN
-    assert static_values.called(trap) is UNKNOWN  # Any is no class
+    assert attributes.called(nn.Linear) == InstanceOf(nn.Linear)
+    assert attributes.called(Base().method) == InstanceOf(Base)
+    assert attributes.called(local) == InstanceOf(Base)
+    assert attributes.called(named) == InstanceOf(types.SimpleNamespace)
+    assert attributes.called(len) is UNKNOWN
+    assert attributes.called(trap) is UNKNOWN  # Any is no class

@@ -1,7 +1,7 @@
 """Run programs in processes of their own, which this rank waits for.
 
 Covers: forking one from the warm process, or starting it; its exit and its errors, interrupts, ending it, what it does.
-Does not cover: the program's own side (``program``), which program runs where (``features.scripts.rank``).
+Does not cover: the program's own side (``in_own_process``), which program runs where (``features.scripts.rank``).
 
 The program's output goes to the rank's pipes, so it is shown as the rank's. It sends its metrics and its activity on
 the rank's socket and page.
@@ -51,7 +51,7 @@ _OF_RANK_BEGIN = ("TORCHELASTIC_", "GROUP_", "OMPI_COMM_WORLD_")
 _OF_KERNEL = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
 _OF_JOB_BEGIN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", PREFIX)  # of the MPI job that this rank belongs to
 # Of a program's own Python: it imports this package before it looks into the working directory.
-COMMAND = "import sys; sys.path.remove(''); from jupyter_disttrain.features.scripts.program import main; main()"
+COMMAND = "import sys; sys.path.remove(''); from jupyter_disttrain.features.scripts.in_own_process import main; main()"
 _KEPT = (PRELOAD, NO_WARM, WITHOUT_TORCH)
 
 

@@ -1,7 +1,7 @@
 """Find the code of a script or module, and what Python sets for a program.
 
 Covers: scripts, folders and archives with a ``__main__.py``, modules; arguments with variables of a rank.
-Does not cover: running the code (``program``, ``in_session``).
+Does not cover: running the code (``in_own_process``, ``in_session``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Covers: the state that Python gives a program, running its code, reporting its error, answering what it is doing,
 metrics and activity.
-Does not cover: starting it and waiting for it (``programs``), its code (``code``).
+Does not cover: starting it and waiting for it (``runner``), its code (``find_code``).
 
 The process is a fork of the warm process, or was started for this script. It ends as any Python program does: threads
 are waited for, exit functions are called, the interpreter is finalized.
@@ -41,14 +41,14 @@ from ...rank.warm import channel
 from ...rank.warm.shadowed_modules import SearchPath, ShadowedModules
 from ...rank_sessions import family, kill
 from ..horovod.calls import MPI_OPS, HorovodCalls
-from .code import find_code
 from .errors import ScriptError
 from .failure_report import report_of, report_of_interrupt
+from .find_code import find_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .code import Code
+    from .find_code import Code
 
 # What the warm process has imported for notebooks: libraries would use a notebook's output.
 _OF_NOTEBOOKS = ("IPython", "ipykernel", "ipyparallel", "matplotlib_inline", "comm", "debugpy")
@@ -291,7 +291,7 @@ def _open_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Run in a process that was started for one script: see ``programs.COMMAND``."""
+    """Run in a process that was started for one script: see ``runner.COMMAND``."""
     control = int(sys.argv[1])
     os.set_inheritable(control, False)
     try:
