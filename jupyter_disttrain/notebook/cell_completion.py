@@ -16,7 +16,7 @@ from IPython.core.completer import Completion
 
 from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
-from .magics.arguments import parse
+from .magics.arguments import parse, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,9 +80,10 @@ class CellIntrospection:
         try:
             if magic is not None and offset >= magic.end():
                 args = parse(magic["name"], magic["line"] or "")
-                named = args.ranks if magic["name"] == "distributed" else ",".join(args.ranks).replace(",,", ",")
                 cluster = self._clusters.current(args.name)
-                return None if cluster is None else (cluster, parse_ranks(named, cluster.world_size), magic.end())
+                return (
+                    None if cluster is None else (cluster, parse_ranks(ranks_of(args), cluster.world_size), magic.end())
+                )
             if magic is None and self._clusters.transformers.runs_on_ranks(text):
                 cluster = self._clusters.current(None)
                 return None if cluster is None else (cluster, parse_ranks("all", cluster.world_size), 0)

@@ -51,6 +51,11 @@ def ranks_option(default: str | None = "all", text: str = "ranks, e.g. 0 or 0,2-
     return option("-r", "--ranks", default=default, help=f"{text} (default: {default or 'all'})")
 
 
+def ranks_of(args: argparse.Namespace) -> str:
+    """Return the ranks that ``%%distributed -r`` or ``%%rank`` names, as ``parse_ranks`` takes them."""
+    return args.ranks if isinstance(args.ranks, str) else ",".join(args.ranks).replace(",,", ",")
+
+
 NAME = option("--name", help="the cluster, if there are several (default: the one used last)")
 VARIABLES = option("names", nargs="+", metavar="NAME", help="variables")
 SSH = option("--ssh", metavar="COMMAND", help="the ssh command, with its options (default: ssh)")

@@ -14,7 +14,7 @@ from ...client.cells.variables import check_names
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
-from .arguments import NAME, NOBLOCK, TIMEOUT, VARIABLES, WATCH, magic, one_of, option, ranks_option
+from .arguments import NAME, NOBLOCK, TIMEOUT, VARIABLES, WATCH, magic, one_of, option, ranks_of, ranks_option
 from .clusters import ClusterUsingMagics
 from .file_magics import sync_before_cell
 from .input_transformers import check_magics
@@ -36,19 +36,19 @@ class CellMagics(ClusterUsingMagics):
     @magic(ranks_option(), *_OF_A_CELL, kind=cell_magic, expands=False)
     def distributed(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on every rank, or on those named, and show what each rank prints."""
-        self._run("%%distributed", args.ranks, args, cell)
+        self._run("%%distributed", args, cell)
 
     @magic(option("ranks", nargs="+", help="ranks, e.g. 0, [0,2] or 0-3"), *_OF_A_CELL, kind=cell_magic, expands=False)
     def rank(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on some ranks: ``%%rank 0``, ``%%rank [0,2]`` or ``%%rank[0-2]``."""
-        self._run("%%rank", ",".join(args.ranks).replace(",,", ","), args, cell)
+        self._run("%%rank", args, cell)
 
-    def _run(self, name: str, ranks: str, args: argparse.Namespace, cell: str) -> None:
+    def _run(self, name: str, args: argparse.Namespace, cell: str) -> None:
         cluster = self.clusters.require(args.name)
         check_magics(cell, is_bare=args.bare)
         if args.out is not None:
             check_names([args.out])
-        chosen = parse_ranks(ranks, cluster.world_size)
+        chosen = parse_ranks(ranks_of(args), cluster.world_size)
         options = self.clusters.run_options(cluster, chosen, args)
         sync_before_cell(self.clusters, cluster, chosen)
         # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
