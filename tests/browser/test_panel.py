@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from ..support.browser import END_KERNELS, output, run_cell, start_ranks, take_picture, wait_for_end
+from ..support.browser import END_KERNELS, await_function, output, run_cell, start_ranks, take_picture, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,10 +220,10 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
     own = page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path")
     other = f"other_{own}"
     (lab_server.root / other).write_bytes((lab_server.root / own).read_bytes())
-    page.evaluate(OPEN, other)
+    await_function(page, OPEN, other)
     page.evaluate(EXECUTE, "%load_ext jupyter_disttrain\n%dist_init -n 1 --launcher local --backend none --name other")
     page.locator(f"{PANEL} [role=tab]", has_text="other").click()
-    page.evaluate(OPEN, own)
+    await_function(page, OPEN, own)
     page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell'); }")
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea", has_text="it runs").first.wait_for()
@@ -241,7 +241,7 @@ def test_commands_apply_to_the_active_notebook(open_notebook: Callable[..., Page
     dialog.filter(has_text="no rank replies").wait_for()
     dialog.get_by_role("button").last.click()
     shut_down(page)
-    page.evaluate(OPEN, other)
+    await_function(page, OPEN, other)
     shut_down(page)
 
 

@@ -110,15 +110,19 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Run the system's Chromium; Playwright gives it a fresh profile."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Run the system's Chromium; Playwright gives it a fresh profile.
+
+    Its temporary files have a folder of their own: it may leave one when it ends.
+    """
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         unavailable("Chromium is not installed")
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  (only where there is a browser to drive)
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
+        environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("chromium"))}
+        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS, env=environment)
         yield browser
         browser.close()
 
@@ -161,7 +165,16 @@ def open_notebook(lab_server: LabServer, page: Page, request: pytest.FixtureRequ
 def wait_for_notebook(page: Page) -> None:
     """Wait until the page has opened a notebook and its kernel replies."""
     page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext")
-    page.evaluate(NOTEBOOK_READY)
+    await_function(page, NOTEBOOK_READY)
+
+
+def await_function(page: Page, function: str, argument: Any = None) -> None:
+    """Call an async function in the page and wait for its end.
+
+    The page keeps its promise: V8 may collect one that only Playwright waits for ("Resulting promise was garbage
+    collected").
+    """
+    page.evaluate(f"argument => window.awaited = ({function})(argument)", argument)
 
 
 def run_cell(page: Page, index: int) -> None:
