@@ -179,6 +179,10 @@ def _variants(failure: CellFailure) -> list[str]:
     return lines
 
 
+class InputRefusedError(DisttrainError):
+    """The front end can't ask the user what a rank asks."""
+
+
 class GivenUpError(DisttrainError, KeyboardInterrupt):
     """The wait for ranks that no interrupt reached was aborted.
 

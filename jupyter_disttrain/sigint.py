@@ -31,6 +31,9 @@ class DeferredSigint:
     def __init__(self) -> None:
         self.pressed = 0
         self.obeyed = 0
+        self.is_installed = False  # whether SIGINT calls :meth:`on_sigint`
+        self._raises = False
+        self._is_withdrawn = False
         self._checked_at = time.monotonic()
         self.wake: Callable[[], None] = lambda: None  # wakes the thread that waits for a cell
 
@@ -45,11 +48,37 @@ class DeferredSigint:
         That is so once ``PATIENT_INTERRUPTS`` are pending and :meth:`mark_checked` was not called for
         ``DEAF_SECONDS``.
         """
+        if self._is_withdrawn:
+            raises, self._raises, self._is_withdrawn = self._raises, False, False
+            if raises:
+                raise KeyboardInterrupt
+            return
         if self.pressed - self.obeyed < PATIENT_INTERRUPTS:
             self.pressed += 1
+            if self._raises:
+                self._raises = False
+                raise KeyboardInterrupt
         elif time.monotonic() - self._checked_at > DEAF_SECONDS:
             raise KeyboardInterrupt
         self.wake()
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Let an interrupt raise KeyboardInterrupt within the block, e.g. while the user is asked; it counts too."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def withdraw(self) -> None:
+        """End the main thread's :meth:`raising` block as an interrupt would, without counting one.
+
+        Called on another thread, while the main thread is in the block or leaves it.
+        """
+        if self.is_installed:
+            self._is_withdrawn = True
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def mark_checked(self) -> None:
         """Record that the pending interrupts are being checked."""
@@ -74,9 +103,11 @@ def held_interrupts() -> Iterator[DeferredSigint]:
         return
     held = _current = DeferredSigint()
     signal.signal(signal.SIGINT, held.on_sigint)
+    held.is_installed = True
     try:
         yield held
     finally:
+        held.is_installed = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _current = None
     if held.waiting:

@@ -30,7 +30,7 @@ run, `--name` chooses one.
 
 SECTIONS = {
     "Clusters": ("dist_init", "dist_status", "dist_attach", "dist_detach", "dist_reset", "dist_shutdown"),
-    "Cells": ("distributed", "rank", "dist_mode", "dist_wait", "dist_interrupt", "dist_where", "sync"),
+    "Cells": ("distributed", "rank", "dist_mode", "dist_wait", "dist_interrupt", "dist_where", "dist_debug", "sync"),
     "Variables": ("dist_push", "dist_pull", "dist_copy", "dist_diff", "dist_whos"),
     "Scripts and checkpoints": ("dist_run", "dist_export", "dist_save", "dist_load"),
     "Files": ("dist_stage", "dist_sync_code"),
@@ -44,6 +44,7 @@ MORE = {
     "distributed": "[cells, output and variables](cells.md)",
     "dist_interrupt": "[stop](recovery.md#stop)",
     "dist_where": "[a cell hangs](recovery.md#a-cell-hangs)",
+    "dist_debug": "[questions and debuggers](cells.md#questions-and-debuggers)",
     "dist_copy": "[a rank dies](recovery.md#a-rank-dies)",
     "dist_run": "[scripts](scripts.md#run-a-script)",
     "dist_export": "[scripts](scripts.md#export-the-notebook)",

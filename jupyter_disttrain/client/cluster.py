@@ -161,6 +161,7 @@ class Cluster:
         block: bool = True,
         listener: Listener | None = None,
         origin: Origin | None = None,
+        stop_at_error: bool = False,
     ) -> CellRun:
         """Run code on ranks as an IPython cell.
 
@@ -180,6 +181,8 @@ class Cluster:
             Receives the cell's events while it runs.
         origin
             Where the code comes from in a notebook.
+        stop_at_error
+            Start a debugger in the frame of an error, whose prompts the listener shows.
 
         Raises
         ------
@@ -189,7 +192,14 @@ class Cluster:
             If a rank does not exist, has died, or still runs an earlier cell.
         """
         return self._session.run(
-            code, ranks, timeout_s=timeout_s, values=values, block=block, listener=listener, origin=origin
+            code,
+            ranks,
+            timeout_s=timeout_s,
+            values=values,
+            block=block,
+            listener=listener,
+            origin=origin,
+            stop_at_error=stop_at_error,
         )
 
     def interrupt(self, ranks: Iterable[int] | None = None, *, forced: bool = False) -> None:

@@ -119,6 +119,7 @@ class Session:
         block: bool = True,
         listener: Listener | None = None,
         origin: Origin | None = None,
+        stop_at_error: bool = False,
     ) -> CellRun:
         """Run code on ranks as an IPython cell; see :meth:`jupyter_disttrain.Cluster.run`."""
         if not isinstance(code, str):
@@ -143,7 +144,14 @@ class Session:
                     raise ClusterClosedError(
                         f"the cluster {self.config.name!r} was reset before the cell ran; run it again"
                     )
-                run = self.open_cells.send(code, chosen, values=values, listener=listener, origin=origin or Origin())
+                run = self.open_cells.send(
+                    code,
+                    chosen,
+                    values=values,
+                    listener=listener,
+                    origin=origin or Origin(),
+                    stop_at_error=stop_at_error,
+                )
             finally:
                 self.restarting.release()
             if timeout_s is not None:

@@ -182,6 +182,27 @@ class RankDeath(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question(Record):
+    """Code of a cell waits for an answer of the user, published in its place among the output."""
+
+    msg_type: ClassVar[str] = "question"
+
+    number: int  # counted from 1 on each rank
+    prompt: str
+    is_password: bool = False
+    is_debugger: bool = False  # a debugger waits for its next command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionEnded(Record):
+    """The rank waits for this answer no more: it was answered or interrupted."""
+
+    msg_type: ClassVar[str] = "question_ended"
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputElided(Record):
     """Output beyond the limit was not sent; it is in the log."""
 

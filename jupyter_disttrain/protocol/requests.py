@@ -213,6 +213,16 @@ class Where(RankControlRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerQuestion(RankControlRequest):
+    """Answer what code of the running cell asks; an answer to any other question is ignored."""
+
+    number: int  # of the question: see ``messages.Question``
+    text: str = ""
+    is_end: bool = False  # the user has ended the input: raises EOFError
+    refusal: str = ""  # why it can't be answered, and what to do instead
+
+
+@dataclass(frozen=True, kw_only=True)
 class Complete(RankControlRequest):
     """Complete the text at the cursor of a cell.
 

@@ -25,6 +25,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { addClusterCommands, addCommands, CommandIDs } from './commands';
 import { ranksIcon } from './icons';
+import { watchQuestions } from './notebook/openQuestions';
 import { rankOutputFactory } from './notebook/rankTabs';
 import { ClustersPanel, type IPanelOptions } from './panel/clustersPanel';
 import { ClusterStores } from './panel/clusterStores';
@@ -184,7 +185,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
 
 const outputPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-disttrain:outputs',
-  description: 'Tabs that select the output of one rank.',
+  description: 'Tabs that select the output of one rank; questions of ranks.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
   optional: [INotebookTracker, ITranslator],
@@ -196,6 +197,7 @@ const outputPlugin: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load('jupyter_disttrain');
     registry.addFactory(rankOutputFactory(tracker, trans), RENDERER_RANK);
+    watchQuestions();
   }
 };
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import zmq
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode, v4
@@ -40,6 +41,7 @@ class Outcome:
     """The output of a cell in the notebook, with every update applied."""
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)  # of questions that the cell has asked
     reply: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -142,13 +144,26 @@ class Notebook:
         return on_message
 
     def run(
-        self, source: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
+        self,
+        source: str,
+        timeout: float = 120,
+        on_message: Callable[[dict[str, Any], Outcome], None] | None = None,
+        answer: Callable[[str, Outcome], str | None] | None = None,
     ) -> Outcome:
-        """Run a cell; ``on_message`` gets each message after it was applied."""
-        return self.outcome(self.client.execute(source, allow_stdin=False), timeout, on_message)
+        """Run a cell; ``on_message`` gets each message after it was applied.
+
+        ``answer`` gets the prompt of each question and returns the answer, or None to give none; without it the front
+        end takes no input.
+        """
+        msg_id = self.client.execute(source, allow_stdin=answer is not None)
+        return self.outcome(msg_id, timeout, on_message, answer)
 
     def outcome(
-        self, msg_id: str, timeout: float = 120, on_message: Callable[[dict[str, Any], Outcome], None] | None = None
+        self,
+        msg_id: str,
+        timeout: float = 120,
+        on_message: Callable[[dict[str, Any], Outcome], None] | None = None,
+        answer: Callable[[str, Outcome], str | None] | None = None,
     ) -> Outcome:
         """Wait for the cell of this request to end.
 
@@ -159,6 +174,8 @@ class Notebook:
         deadline = time.monotonic() + timeout
         clear_next = False
         while True:
+            if answer is not None and not self._wait_for_output(answer, outcome, deadline):
+                continue
             try:
                 message = self.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
@@ -175,6 +192,19 @@ class Notebook:
             reply = self.client.get_shell_msg(timeout=60)  # a cell on which an earlier test timed out
         outcome.reply = reply["content"]
         return outcome
+
+    def _wait_for_output(self, answer: Callable[[str, Outcome], str | None], outcome: Outcome, deadline: float) -> bool:
+        """Wait for output or a question, and answer the question; return whether there is output, or no time left."""
+        iopub, stdin = self.client.iopub_channel.socket, self.client.stdin_channel.socket
+        ready, _, _ = zmq.select([iopub, stdin], [], [], max(0.01, deadline - time.monotonic()))
+        if iopub in ready or not ready:
+            return True
+        content = self.client.get_stdin_msg(timeout=0)["content"]
+        outcome.prompts.append(content["prompt"])
+        text = answer(content["prompt"], outcome)
+        if text is not None:
+            self.client.input(text)
+        return False
 
 
 def _is_idle(message: dict[str, Any]) -> bool:

@@ -46,3 +46,36 @@ def test_repeated_interrupts_are_not_deferred() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert len(sent) > PATIENT_INTERRUPTS
+
+
+def test_interrupt_is_raised_where_it_is_allowed_and_counts() -> None:
+    with held_interrupts() as held:
+        with pytest.raises(KeyboardInterrupt), held.raising():
+            send_sigint()
+        assert held.waiting
+        send_sigint()  # deferred again
+        assert held.pressed == 2
+        held.obeyed = held.pressed
+
+
+def test_withdrawing_ends_the_block_without_an_interrupt() -> None:
+    with held_interrupts() as held:
+        with pytest.raises(KeyboardInterrupt), held.raising():
+            held.withdraw()
+        assert not held.waiting
+        held.withdraw()  # too late: the block was left
+        assert not held.waiting
+        send_sigint()
+        assert held.waiting
+        held.obeyed = held.pressed
+
+
+def test_a_program_with_its_own_handler_is_left_alone() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: seen.append(number))
+    try:
+        with held_interrupts() as held, held.raising():
+            held.withdraw()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == []

@@ -1,6 +1,6 @@
 """Wait for a cell on its ranks and collect its results.
 
-Covers: waiting for the cell, results and output, interrupts, the cell's timeout.
+Covers: waiting for the cell, results and output, questions to the user, interrupts, the cell's timeout.
 Does not cover: sending (``executor``), which ranks run or failed (``cell_state``), releasing stuck ranks
 (``client.recovery.supervisor``), drawing (``notebook.output.renderer``).
 
@@ -15,17 +15,20 @@ import queue
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ...errors import (
     CellTimeoutError,
     ClusterClosedError,
     GivenUpError,
+    InputRefusedError,
     RankFailure,
     UnserializableValueError,
     UsageError,
 )
 from ...protocol.ranks import label_ranks
+from ...protocol.requests import AnswerQuestion
 from ...protocol.serialization import load_from
 from ...protocol.time_limits import (
     CELL_RUN_SETTLE_SECONDS,
@@ -37,7 +40,8 @@ from ...protocol.time_limits import (
 )
 from ...sigint import PATIENT_INTERRUPTS, DeferredSigint, held_interrupts
 from .cell_state import CellState
-from .events import Died, Elided, Event, OutputEnded, Printed, Replied
+from .events import Asked, AskingEnded, Died, Elided, Event, OutputEnded, Printed, Replied
+from .questions import OpenQuestions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,7 +49,8 @@ if TYPE_CHECKING:
     from ...protocol.messages import CellFailure
     from ..recovery.supervisor import Supervisor
 
-_ENDS = Replied, OutputEnded, Died  # events that a cell still needs after the wait for it was given up
+# Events that a cell still needs after the wait for it was given up.
+_NEEDED = Replied, OutputEnded, Died, Asked, AskingEnded
 
 
 class Listener(Protocol):
@@ -62,6 +67,31 @@ class Listener(Protocol):
 
         May be called on another thread than the methods above.
         """
+
+
+@runtime_checkable
+class AskingListener(Listener, Protocol):
+    """A listener that can ask the user what ranks ask."""
+
+    def before_question(self, hint: str) -> None:
+        """Show what ranks printed before a question, and a hint below it, if there is one."""
+
+    def ask(self, question: Asked) -> str:
+        """Ask the user what a rank asks, on the thread that waits for the cell, and return the answer.
+
+        An interrupt may raise a KeyboardInterrupt at any point. Raises an InputRefusedError if the user can't be asked
+        here, an EOFError if the user ends the input.
+        """
+
+
+class ToRanks(Protocol):
+    """What a cell sends to its ranks while they run it."""
+
+    def interrupt(self, ranks: Collection[int], *, forced: bool) -> None:
+        """Interrupt those of the ranks that run the cell; ``forced`` aborts what they wait for."""
+
+    def answer(self, rank: int, answer: AnswerQuestion) -> None:
+        """Answer a question of a rank."""
 
 
 class CellRun:
@@ -84,7 +114,7 @@ class CellRun:
         number: int,
         ranks: tuple[int, ...],
         hosts: Mapping[int, str],
-        interrupt: Callable[..., None],
+        to_ranks: ToRanks,
         supervisor: Supervisor,
         listener: Listener | None,
         stuck_remedy: Callable[[Collection[int]], str],
@@ -99,10 +129,12 @@ class CellRun:
         self.state = CellState(ranks, hosts)  # may be ahead of the events that the listener has had
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None only wakes the waiting thread
         self._abandoned: ClusterClosedError | None = None
-        self._interrupt = interrupt
+        self._to_ranks = to_ranks
         self._supervisor = supervisor
         self._stuck_remedy = stuck_remedy
         self._on_done = on_done
+        self._questions = OpenQuestions()
+        self._asking: Asked | None = None  # what the user is asked now
         self.notes: list[str] = []
         self.listener = listener  # also receives the events that are queued when it is set
         self._printed: dict[tuple[str, int], list[str]] = {}
@@ -117,17 +149,20 @@ class CellRun:
         self._is_overdue = False  # ranks still run it after the interrupts that followed its timeout
 
     def put(self, event: Event) -> bool:
-        """Add an event; return False if it came after the end and is no reply, idle message or death.
+        """Add an event; return False if it came after the end and the cell does not need it any more.
 
         May be called from any thread.
         """
         with self._lock:
             is_late = self.ended_s is not None
-            if is_late and not isinstance(event, _ENDS):
+            if is_late and not isinstance(event, _NEEDED):
                 return False
             self._note(event)
             was_done = self.done
             self.state.apply(event)
+            self._questions.apply(event)
+            if self._asking is not None and not self._questions.is_open(self._asking):
+                self._withdraw()
             self._events.put(event)
             is_end = self.done and not was_done
         if is_end:
@@ -142,6 +177,7 @@ class CellRun:
         """End the wait for the cell with a :class:`ClusterClosedError`; may be called from any thread."""
         with self._lock:
             self._abandoned = self._abandoned or ClusterClosedError(reason)  # the first reason caused the others
+            self._withdraw()
             self._limit_ends.set()
         self._events.put(None)
 
@@ -257,6 +293,7 @@ class CellRun:
                 return
         with self._lock:
             self._is_overdue = not limit_ends.is_set()
+            self._withdraw()
         self._events.put(None)
 
     # Waiting
@@ -332,11 +369,54 @@ class CellRun:
         if abandoned is not None:
             self._give_up(lambda _running: abandoned)
         self._obey_interrupts()
+        if not self._held.waiting:
+            self._ask_next()
         if self._is_overdue:
             self._is_overdue = False  # a further wait waits for ranks that may yet come back
             what = "interrupted after its timeout"
             self._give_up(lambda running: CellTimeoutError(self._still_running(what, running), run=self))
         return False
+
+    def _ask_next(self) -> None:
+        """Ask the user what a rank asks, if one does."""
+        with self._lock:
+            question = self._asking = self._questions.next(time.monotonic(), self.state.running)
+            if question is None:
+                return
+            hint, earlier = self._questions.hint(question), self._queued()
+        if earlier and self.listener is not None:  # what ranks printed before they asked
+            self.listener.on_events(earlier, self)
+        pressed = self._held.pressed
+        text, answer = "", AnswerQuestion(number=question.record.number)
+        try:
+            if not isinstance(self.listener, AskingListener):
+                raise InputRefusedError("no notebook shows the output of this cell")  # noqa: TRY301
+            self.listener.before_question(hint)
+            with self._held.raising():
+                if self._asking is None:  # from here on a withdrawal raises
+                    return
+                text = self.listener.ask(question)
+        except KeyboardInterrupt:
+            with self._lock:
+                is_withdrawn, self._asking = self._asking is None, None
+            if not is_withdrawn and self._held.pressed == pressed:
+                self._held.pressed += 1  # another handler has raised it
+            return
+        except EOFError:
+            answer = replace(answer, is_end=True)
+        except InputRefusedError as refusal:
+            answer = replace(answer, refusal=f"{refusal}; {_instead_of(question)}")
+        with self._lock:
+            self._asking = None
+            answers = self._questions.take_answer(question, text, time.monotonic())
+        for rank, (number, each) in answers.items():
+            self._to_ranks.answer(rank, replace(answer, number=number, text=each))
+
+    def _withdraw(self) -> None:
+        """End the prompt that the user sees, if there is one; call it with the lock."""
+        if self._asking is not None:
+            self._asking = None
+            self._held.withdraw()
 
     @property
     def hang(self) -> list[str]:
@@ -416,8 +496,10 @@ class CellRun:
         return f"{what}; {not_back(running, self._stuck_remedy(running))}"
 
     def _interrupt_running(self, *, forced: bool) -> None:
+        with self._lock:
+            self._questions.on_interrupt(time.monotonic())
         try:
-            self._interrupt(self.state.running, forced=forced)
+            self._to_ranks.interrupt(self.state.running, forced=forced)
         except ClusterClosedError as error:
             self.abandon(str(error))
 
@@ -459,6 +541,13 @@ class CellRun:
         if failures:
             after_death = self._supervisor.after_death
             raise RankFailure(failures, self.state.failures, self.state.waited, self.notes, self, after_death)
+
+
+def _instead_of(question: Asked) -> str:
+    """Return what to do where a question can't be answered."""
+    if question.record.is_debugger:
+        return "print what you need, or call the function in the notebook after %dist_pull of its arguments"
+    return "read it in a notebook cell and send it with %dist_push"
 
 
 def check_timeout(timeout_s: float, *, may_be_0: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Define the events of a cell, for its state machine and its listeners, and read them from the ranks' messages.
 
-Covers: output, displays, comms, idle messages, deaths, errors of logs.
+Covers: output, displays, comms, questions to the user, idle messages, deaths, errors of logs.
 Does not cover: reading replies to cells (``executor``), vitals and metrics (``features.telemetry.client``).
 
 Every event has the rank and the time, in seconds since the epoch, at which it happened or arrived.
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.messages import LogTrouble, OutputElided, RankDeath
+from ...protocol.messages import LogTrouble, OutputElided, Question, QuestionEnded, RankDeath, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +76,20 @@ class LogFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Event):
+    """The rank asks the user a question."""
+
+    record: Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingEnded(Event):
+    """The rank waits for an answer no more."""
+
+    record: QuestionEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replied(Event):
     """The rank ended the cell."""
 
@@ -94,6 +108,16 @@ class Died(Event):
     """The rank's process ended."""
 
     record: RankDeath
+
+
+# By message type: the event that holds a record, and the record.
+_OF_RECORDS: dict[str, tuple[Callable[..., Event], type[Record]]] = {
+    OutputElided.msg_type: (Elided, OutputElided),
+    Question.msg_type: (Asked, Question),
+    QuestionEnded.msg_type: (AskingEnded, QuestionEnded),
+    LogTrouble.msg_type: (LogFailed, LogTrouble),
+    RankDeath.msg_type: (Died, RankDeath),
+}
 
 
 def event_from(rank: int, message: dict[str, Any]) -> Event | None:
@@ -115,12 +139,9 @@ def event_from(rank: int, message: dict[str, Any]) -> Event | None:
             event, fields = Cleared, {"wait": content["wait"]}
         case "status" if content["execution_state"] == "idle":
             event, fields = OutputEnded, {}
-        case OutputElided.msg_type:
-            event, fields = Elided, {"record": OutputElided.from_content(content)}
-        case LogTrouble.msg_type:
-            event, fields = LogFailed, {"record": LogTrouble.from_content(content)}
-        case RankDeath.msg_type:
-            event, fields = Died, {"record": RankDeath.from_content(content)}
+        case msg_type if msg_type in _OF_RECORDS:
+            event, record = _OF_RECORDS[msg_type]
+            fields = {"record": record.from_content(content)}
         case _:
             return None
     return event(rank=rank, time_s=time.time(), **fields)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ...errors import ClusterClosedError
 from ...protocol.messages import OPTIONS
 from ...protocol.ranks import label_ranks
 from ...protocol.states import RankState
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ...features.telemetry.client import Telemetry
+    from ...protocol.requests import AnswerQuestion
     from ..recovery.supervisor import Supervisor
     from ..registry.cluster_file import CellLog
     from ..startup.launch import Launch
@@ -35,6 +38,31 @@ if TYPE_CHECKING:
 
 LATE_CELLS = 100  # ended cells whose threads can still print into their output
 LATE_LIMIT = 1000  # events kept for the next cell, from threads that earlier cells left running
+
+
+class _ToRanks:
+    """Sends what a cell has for its ranks; ``cell_of`` returns the cell that a rank runs, and the rank."""
+
+    run: CellRun
+
+    def __init__(
+        self,
+        launch: Launch,
+        interrupt: Callable[..., None],
+        cell_of: Callable[[int], tuple[CellRun, int] | None],
+    ) -> None:
+        self._launch, self._interrupt, self._cell_of = launch, interrupt, cell_of
+
+    def interrupt(self, ranks: Collection[int], *, forced: bool) -> None:
+        """Interrupt those of the ranks that run this cell: one that has ended it may run the next."""
+        own = [rank for rank in ranks if self._cell_of(rank) == (self.run, rank)]
+        if own:
+            self._interrupt(own, forced=forced)
+
+    def answer(self, rank: int, answer: AnswerQuestion) -> None:
+        """Answer a question of a rank."""
+        with suppress(ClusterClosedError):  # the wait for the cell reports it
+            self._launch.open_link.request(self._launch.table[rank].engine, answer)
 
 
 class Cells:
@@ -123,6 +151,7 @@ class Cells:
         values: bool,
         listener: Listener | None,
         origin: Origin,
+        stop_at_error: bool = False,
     ) -> CellRun:
         """Send a cell to its ranks."""
         with self._lock:
@@ -138,6 +167,7 @@ class Cells:
                 "value": values,
                 "execution_count": origin.execution_count or self.count,
                 "is_cell": origin.is_cell,
+                "pdb": stop_at_error,
             }
             content = {
                 "code": code,
@@ -187,16 +217,14 @@ class Cells:
 
     def _open(self, number: int, ranks: tuple[int, ...], listener: Listener | None) -> CellRun:
         hosts = {entry.info.rank: entry.info.host for entry in self._launch.table}
-
-        def interrupt(among: Collection[int], *, forced: bool) -> None:
-            """Interrupt those of the ranks that run this cell: one that has ended it may run the next."""
-            own = [rank for rank in among if self._cells.get(self._launch.table[rank].request) == (run, rank)]
-            if own:
-                self._interrupt(own, forced=forced)
-
+        to_ranks = _ToRanks(self._launch, self._interrupt, self._cell_of)
         stuck_remedy = self._launch.stuck_remedy
-        run = CellRun(number, ranks, hosts, interrupt, self._supervisor, listener, stuck_remedy, self._on_done)
+        run = CellRun(number, ranks, hosts, to_ranks, self._supervisor, listener, stuck_remedy, self._on_done)
+        to_ranks.run = run
         return run
+
+    def _cell_of(self, rank: int) -> tuple[CellRun, int] | None:
+        return self._cells.get(self._launch.table[rank].request)
 
     def adopt(self, cell: Message) -> CellRun:
         """Take over a cell that an earlier notebook sent, from that notebook's cell log."""

@@ -75,6 +75,11 @@ class HangReport:
         return self.answered_at - self.still_since
 
     @property
+    def asks(self) -> str:
+        """What waits for the user's answer on the rank, e.g. "a debugger"; empty if nothing does."""
+        return "" if self.reply is None or self.reply["cell"] is None else str(self.reply.get("asks", ""))
+
+    @property
     def program(self) -> str:
         """A description of the separate process that the rank waits for; empty if it waits for none."""
         return "" if self.reply is None or self.reply["cell"] is None else str(self.reply.get("program", ""))
@@ -155,8 +160,8 @@ def _doing(report: HangReport) -> str:
     if reply is None or reply["cell"] is None:
         return "between cells"
     waits_in = reply["call"] if report.collective is None else _name(report.collective)
-    if waits_in is not None:
-        return f"waits in {waits_in}{_at(reply)}"
+    if report.asks or waits_in is not None:
+        return f"{f'{report.asks} waits for the user' if report.asks else f'waits in {waits_in}'}{_at(reply)}"
     if reply.get("outside"):
         return f"{report.program} holds the GIL{_at_outside(reply['outside'])}"
     return f"in Python code{_at(reply)}" if reply["stack"] or not report.program else f"waits for {report.program}"

@@ -46,12 +46,17 @@ class StackCollector:
         self.reports: dict[int, HangReport] = {}  # the latest of each rank
 
     def hang(self) -> list[str]:
-        """Return lines on which ranks wait for which, once one has waited ``hang_after_s``; a mismatch at once."""
+        """Return lines on which ranks wait for which, once one has waited ``hang_after_s``; a mismatch at once.
+
+        While a rank waits for the user, e.g. in a debugger, the others are expected to wait.
+        """
         with self._changed:
             fresh, running = self.fresh(), self._state.running
             reports = {rank: report for rank, report in fresh.items() if rank in running}
             certain = mismatches(fresh)  # these can't succeed, however long they wait
-            if not certain and not any(report.is_hang(self._state.config.hang_after_s) for report in reports.values()):
+            is_expected = any(report.asks for report in reports.values())
+            is_hang = any(report.is_hang(self._state.config.hang_after_s) for report in reports.values())
+            if not certain and (is_expected or not is_hang):
                 return []
             return [*certain, *self._explain(reports)]
 

@@ -7,6 +7,7 @@ travel (``client.cells.variables``).
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from IPython.core.magic import cell_magic, line_cell_magic, magics_class
 
@@ -24,6 +25,7 @@ _OF_A_CELL = (
     option("-o", "--out", metavar="NAME", help="store each rank's last value in the notebook, as a dict by rank"),
     WATCH,
     NOBLOCK,
+    option("--pdb", action="store_true", help="start a debugger in the frame of an error, on each rank that has one"),
     option("--bare", action="store_true", help=argparse.SUPPRESS),  # %dist_mode added the magic's line to the cell
     NAME,
 )
@@ -53,7 +55,7 @@ class CellMagics(ClusterUsingMagics):
         sync_before_cell(self.clusters, cluster, chosen)
         # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
         code = cell if args.bare else f"#{name} {args.line}".rstrip() + f"\n{cell}"
-        run = cluster.run(code, chosen, values=args.out is not None, **options)
+        run = cluster.run(code, chosen, values=args.out is not None, stop_at_error=args.pdb, **options)
         if args.noblock:
             self.clusters.wait_later(cluster, run, args.out)
         else:
@@ -83,6 +85,23 @@ class CellMagics(ClusterUsingMagics):
         if any(run.done for run, _ in self.clusters.waiting.get(cluster.name, [])):
             lines.append("%dist_wait shows the result")
         print("\n".join(lines))  # noqa: T201
+
+    @magic(ranks_option("0"), NAME)
+    def dist_debug(self, args: argparse.Namespace) -> None:
+        """Start a debugger in the frame of the last cell's error, on one rank after the other.
+
+        The frames are kept until the next cell starts, or until the process group is formed again because ranks had
+        waited in it: ``%%distributed --pdb`` stops in the frame at once, while the other ranks wait.
+        """
+        cluster = self.clusters.require(args.name)
+        chosen = parse_ranks(args.ranks, cluster.world_size)
+        cluster.run(
+            "%debug",
+            chosen,
+            values=False,
+            listener=self.clusters.screen(cluster, chosen),
+            origin=replace(self.clusters.origin, is_cell=False),
+        )
 
     @magic(NAME)
     def dist_where(self, args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """Display a screen's sections in a front end.
 
-Covers: a notebook's output, IPython in a terminal, whether the output of an earlier cell still exists.
+Covers: a notebook's output, IPython in a terminal, asking the user, whether the output of an earlier cell still exists.
 
 JupyterLab and Notebook 7 report with each request which cells were run again or removed. In front ends that report
 nothing, a cell's output counts as existing.
@@ -8,11 +8,16 @@ nothing, a cell's output counts as existing.
 
 from __future__ import annotations
 
+import getpass
 import threading
 import uuid
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from IPython.core.error import StdinNotImplementedError
+
+from ...errors import InputRefusedError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -50,6 +55,13 @@ class Sink:
 
     def clear(self, *, wait: bool) -> None:
         """Remove all displays; with ``wait`` when the next one is shown."""
+
+    def ask(self, prompt: str, *, is_password: bool) -> str:
+        """Ask the user and return the answer; raises an InputRefusedError if the front end can't."""
+        try:  # in a notebook, ipykernel has replaced both functions
+            return getpass.getpass(prompt) if is_password else input(prompt)
+        except StdinNotImplementedError:
+            raise InputRefusedError("this front end takes no input, as nbconvert and papermill") from None
 
     def where_it_was(self) -> str:
         """Return the name of the cell if it was run again or removed, and its output with it; else an empty string."""

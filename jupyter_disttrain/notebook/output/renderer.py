@@ -1,6 +1,6 @@
 """Show the output of a cell's ranks while they print it.
 
-Covers: drawing a transcript on the cell's output, few updates for much output, the progress line.
+Covers: drawing a transcript on the cell's output, few updates for much output, the progress line, asking the user.
 Does not cover: merging (``transcript``), errors (``errors``), widgets of ranks (``comms``).
 
 The output is a series of displays that are updated in place, so that a front end, nbclient and nbconvert all end with
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ...client.cells.cell_run import CellRun
-    from ...client.cells.events import Event
+    from ...client.cells.events import Asked, Event
     from .displays import Sink
 
 # Grey, not "faint", which JupyterLab shows as plain text. Blue is readable in a light and in a dark theme, and is yet
@@ -123,21 +123,38 @@ class Screen:
     def on_end(self, run: CellRun) -> None:
         """Draw the final state."""
         with self._lock:
-            displays = self._transcript.displays()
-            self._transcript.close()
             if not run.failures and not run.timed_out:
                 self._notes += run.notes  # else the error includes them
-            self._progress = []
-            self._fit_labels(self._transcript.lines, self._width)
-            self._finish()
-            for key, section in displays.items():
-                if section.place >= 0 and section in self._transcript.sections:
-                    _earlier[key] = self._names[section.place], self._ranks_of(section)
-            while len(_earlier) > MOST_EARLIER:
-                del _earlier[next(iter(_earlier))]
-            # Later output is shown below all that, as a transcript of its own.
-            self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
-            self._names, self._texts, self._drawn, self._below_view = [], [], [], False
+            self._complete()
+            self._below_view = False
+
+    def before_question(self, hint: str) -> None:
+        """Draw what was shown so far; later output is shown below the answer."""
+        with self._lock:
+            self._notes += [f"{QUIET}{hint}{RESET}"] if hint else []
+            self._complete()
+            self._below_view = True  # the output holds the questions and answers too, and must not be cleared
+
+    def ask(self, question: Asked) -> str:
+        """Ask the user below what was shown so far."""
+        between = " " if question.record.is_debugger else ": "
+        prompt = f"rank {question.rank}{between}{question.record.prompt}"
+        return self._sink.ask(prompt, is_password=question.record.is_password)
+
+    def _complete(self) -> None:
+        """Draw what was shown so far as it stays; later output is shown below it, as a transcript of its own."""
+        displays = self._transcript.displays()
+        self._transcript.close()
+        self._progress = []
+        self._fit_labels(self._transcript.lines, self._width)
+        self._finish()
+        for key, section in displays.items():
+            if section.place >= 0 and section in self._transcript.sections:
+                _earlier[key] = self._names[section.place], self._ranks_of(section)
+        while len(_earlier) > MOST_EARLIER:
+            del _earlier[next(iter(_earlier))]
+        self._transcript, self._carrier, self._notes = Transcript(*self._bounds), None, []
+        self._names, self._texts, self._drawn = [], [], []
 
     def on_late(self, event: Event) -> Event | None:
         """Show output after the end in the same cell output; if that was removed, label it for the next cell."""

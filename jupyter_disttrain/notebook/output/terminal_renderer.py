@@ -49,6 +49,11 @@ class TerminalScreen(Screen):
         self._has_ended = True
         self._paint()
 
+    def before_question(self, hint: str) -> None:
+        """Print what was shown so far permanently."""
+        super().before_question(hint)
+        self._has_ended = False
+
     def _paint(self) -> None:
         """Repaint the last lines, and permanently print those that no longer fit; at the end all of them."""
         self._fit_labels(self._transcript.lines, self._label_width)

@@ -56,6 +56,7 @@ STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
 # Functions that an interrupt may end.
 WAITS = ("_wait_for_program", "_wait_for_mpi", "_wait_for_command", "wait_for_staging", "wait_for_build")
+FOR_USER = "_wait_for_answer"  # the function that waits for the user, which an interrupt ends wherever it was called
 
 
 _WHOLE = {  # functions that must not be interrupted, by a part of their file's name; none for all functions
@@ -193,6 +194,9 @@ class Place:
 def _place(frame: FrameType | None) -> Place | None:
     """Return the code that must not be interrupted and that the cell is in; None if there is none."""
     frames = list(outwards(frame))
+    innermost = _caller(frames, -1, is_standard)
+    if innermost.f_code.co_name == FOR_USER and innermost.f_code.co_filename.startswith(PACKAGE):
+        return None
     between = next((at for at, each in enumerate(frames) if each.f_code is _RUN_STATEMENTS), None)
     if between is not None and not any(map(is_statement, frames[:between])):
         return Place(_caller(frames, between, _runs_statements), is_between=True)

@@ -12,6 +12,7 @@ import inspect
 import subprocess
 import time
 import traceback
+from bdb import BdbQuit
 from itertools import takewhile
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ def complete(reply: dict[str, Any], shell: Any, interrupted: bool, was_interrupt
     if ends_by_interrupt or (interrupted and reply.get("group_error")):
         reply |= {"ename": "KeyboardInterrupt", "evalue": "", "traceback": as_interrupt(error, shell)}
         return
+    if isinstance(error, BdbQuit) and not error.args:
+        error.args = ("the debugger was quit, which ends the cell",)
     report = shell.report()
     reply["device_lost"] = gpu_errors.is_context_lost(report.text)
     reply |= {"ename": type(error).__name__, "evalue": report.text, "traceback": report.lines}

@@ -1,7 +1,8 @@
 """Run cells and serve the client's requests on a rank.
 
-Covers: one execute_request from arrival to reply, the rank_request messages, refusing ``input()``.
-Does not cover: the process group (``rank.process_group.group``), identity (``requests``).
+Covers: one execute_request from arrival to reply, the rank_request messages.
+Does not cover: the process group (``rank.process_group.group``), identity (``requests``), ``input()``
+(``rank.user_input.questions``).
 
 A cell without output costs one request and one reply: no busy or idle status, no echo of the input. The reply states
 whether the client must wait for an idle status, which follows all output.
@@ -37,14 +38,16 @@ from ..nanny.process_tree import WAKE_SIGNAL
 from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
+from ..user_input.debuggers import let_debuggers_ask, stop_tracing
+from ..user_input.questions import Questions
 from . import cell_errors
 from .requests import serves, serves_beside
-from .shell import NO_VALUE, RankShell
-from .stdin import InputOnRankError
+from .shell import NO_VALUE, RankShell, is_debug
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ...protocol.messages import Record
     from ..nanny.ipc import RankEnd
     from .requests import RequestHandler
 
@@ -93,6 +96,9 @@ class RankKernel(IPythonParallelKernel):
         self._keeps_replies = bool(os.environ.get(KEEP))
         self._last_reply: Reply = {}, []  # for a client that attaches later
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
+        self._interrupts = 0
+        self.shell.questions = Questions(self._publish_record, lambda: self.cell is not None, lambda: self._interrupts)
+        let_debuggers_ask(self.shell.questions)
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
 
@@ -109,6 +115,13 @@ class RankKernel(IPythonParallelKernel):
         """Publish no status of a request: only a cell with output has one, at its end."""
 
     _publish_status_and_flush = _publish_status
+
+    def _publish_record(self, record: Record) -> None:
+        """Publish a record of the running cell, in its place among the output."""
+        parent = self.get_parent("shell")
+        self.session.send(
+            self.iopub_socket, record.msg_type, record.to_content(), parent=parent, ident=self._topic(record.msg_type)
+        )
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run a cell and reply."""
@@ -130,6 +143,9 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve_cell(self, stream: Any, ident: Any, parent: dict[str, Any], options: dict[str, Any]) -> None:
         shell: RankShell = self.shell
+        looks_at_error = is_debug(parent["content"]["code"])
+        if not looks_at_error:
+            shell.let_go()
         count = options["execution_count"]
         started = CellStarted(
             number=options["cell"], execution_count=count, header=parent["header"], is_typed=options["is_cell"]
@@ -137,6 +153,7 @@ class RankKernel(IPythonParallelKernel):
         for subscriber in self.cell_starts:
             subscriber(started)
         self._begun.append(parent["header"]["msg_id"])
+        shell.stops_at_error = shell.stops_at_errors or bool(options.get("pdb"))
         self.cell = {"number": options["cell"], "request": parent["header"]["msg_id"], "execution_count": count}
         content = parent["content"]
         start = time.time()
@@ -151,6 +168,7 @@ class RankKernel(IPythonParallelKernel):
             sys.stderr.write(f"{text}\n")
         self._request_handler.metrics.end_cell()
         self.cell = None
+        stop_tracing()
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._rank_end.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
@@ -163,7 +181,7 @@ class RankKernel(IPythonParallelKernel):
         reply |= of_group | {"mpi_revoked": self._request_handler.mpi.end_cell()}
         if error is not None:
             cell_errors.complete(reply, shell, self._interrupted, self._rank_end.was_interrupted)
-            cell_errors.let_go(error, shell.user_ns)
+            shell.let_go_later(error, may_keep=not looks_at_error)
         shell.end_cell()
         buffers = self._take_value(reply) if options.get("value") else []
         flush_all(sys.stdout, sys.stderr)
@@ -219,8 +237,8 @@ class RankKernel(IPythonParallelKernel):
         error must not be raised at this point, or the cell catches it, ``_with_lost_work`` reports it at the end.
         """
         group = self._request_handler.group
-        if group is None or group.is_raised:
-            return
+        if group is None or group.is_raised or self.shell.questions.asks:
+            return  # the user at a prompt goes on; the end of the cell reports it
         if any(map(is_statement, outwards(frame))) and not self._deferral.is_bad_moment(frame):
             group.is_raised = True
             raise ReleasedError(cell_errors.LOST_WORK)
@@ -244,7 +262,7 @@ class RankKernel(IPythonParallelKernel):
             self._note_interrupt()
             if self.shell.puts_off() or self._deferral.puts_off(frame):
                 return
-            if any(map(is_statement, outwards(frame))):
+            if self.shell.questions.asks or any(map(is_statement, outwards(frame))):
                 self._cut_off(frame)  # IPython catches it; raised in another task it would end the loop
             loop.call_soon_threadsafe(future.cancel)
 
@@ -275,6 +293,7 @@ class RankKernel(IPythonParallelKernel):
 
     def _note_interrupt(self, _number: int = 0, _frame: Any = None) -> None:
         self._interrupted = True
+        self._interrupts += 1
         self._rank_end.note_interrupt()
 
     def pre_handler_hook(self) -> None:
@@ -326,10 +345,10 @@ class RankKernel(IPythonParallelKernel):
         content, buffers = self._last_reply
         return (state | content | {"ended": True}, buffers) if content.get("cell") == cell else (state, [])
 
-    def raw_input(self, prompt: str = "") -> NoReturn:
-        """Refuse ``input()``: the user could not see which rank asks."""
-        raise InputOnRankError(f"input({str(prompt)!r})" if prompt else "input()")
+    def raw_input(self, prompt: Any = "") -> str:
+        """Ask the user at the notebook, for ``input()``."""
+        return self.shell.questions.ask(str(prompt))  # type: ignore[no-any-return]
 
-    def getpass(self, prompt: str = "", stream: Any = None) -> NoReturn:  # noqa: ARG002
-        """Refuse ``getpass()``, for the same reason."""
-        raise InputOnRankError(f"getpass({str(prompt)!r})" if prompt else "getpass()")
+    def getpass(self, prompt: str = "", stream: Any = None) -> str:  # noqa: ARG002
+        """Ask the user at the notebook, without showing the answer, for ``getpass()``."""
+        return self.shell.questions.ask(str(prompt), is_password=True)  # type: ignore[no-any-return]

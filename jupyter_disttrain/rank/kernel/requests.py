@@ -158,6 +158,7 @@ class RequestHandler:
     def _form(self, request: requests.Form, _buffers: list[Any]) -> dict[str, Any]:
         """Form the process group together with all other ranks; reply with what of the earlier groups was lost."""
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = request.address, str(request.port)
+        self._shell.let_go()  # an error's frames hold the earlier groups, and models that would be rebuilt
         self.scripts.know(request.address, request.places, request.tf_roles)
         mpi_lost = self.mpi.settle(request.generation, request.mpi_lost, revoked=request.mpi_revoked)
         lost = self._show(self.mpi.take_new())
@@ -230,7 +231,13 @@ class RequestHandler:
         if found is None:
             about = [each for *each, run_id in request.about if not run_id]
             found = where(self.group, self.horovod.calls, cell, about)
+            if self._shell.questions.asks:  # it waits for no other rank, even if the GPU has collectives to do
+                found |= {"asks": self._shell.questions.asks, "call": None, "collective": None}
         return found | {"cell": cell, "program": self.scripts.programs.doing}
+
+    @serves_beside(requests.AnswerQuestion)
+    def _answer_question(self, request: requests.AnswerQuestion, _cell: dict[str, Any] | None) -> None:
+        self._shell.questions.answer(request)
 
     @serves_beside(requests.Complete)
     def _complete(self, request: requests.Complete, _cell: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Adapt IPython's shell to a rank.
 
 Covers: the effect of ``exit``, which error a cell ended with, where tracebacks go, keeping the last value.
-Does not cover: the report of an error (``tracebacks``), what prompts the user (``stdin``).
+Does not cover: the report of an error (``tracebacks``), what asks the user (``rank.user_input``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from bdb import BdbQuit
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +22,21 @@ import ipykernel.zmqshell
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
+from ...features.scripts.errors import ScriptError
 from ...protocol.time_limits import REPORT_ERROR_SECONDS
 from ..output.output_widgets import RankDisplayPublisher, watch_outputs
 from ..output.streams import flush_all
-from . import tracebacks
-from .error_chain import has_group
+from ..process_group.errors import is_of_group
+from ..user_input.questions import DebuggerRefusedError
+from ..user_input.stdin import refuse_payload, refuse_stdin
+from . import cell_errors, tracebacks
+from .error_chain import has_group, walk
 from .shell_commands import run_command
-from .stdin import refuse_debugger, refuse_payload, refuse_questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from ...features.scripts.rank import Scripts
     from ...features.staging.rank import Staging
     from ..cell_started import CellStarted
+    from ..user_input.questions import Questions
     from .tracebacks import Report
 
 NO_VALUE = object()
@@ -90,6 +96,10 @@ class RankShell(ZMQInteractiveShell):
     scripts: Scripts  # runs scripts
     staging: Staging
     local_modules: LocalModules
+    questions: Questions
+    stops_at_errors = False  # %pdb: a debugger starts in the frame of each cell's error
+    stops_at_error = False  # the same for the running cell, whose magic may have --pdb
+    _kept_error: BaseException | None = None  # the last cell's error with its frames, for %debug
     _depth = 0  # nesting depth of cells that run cells
     _result: ExecutionResult | None = None  # result of the current or last cell
     _other_error: BaseException | None = None  # raised while a value is shown, or an interrupt outside the cell's code
@@ -112,7 +122,7 @@ class RankShell(ZMQInteractiveShell):
         self._pid = os.getpid()
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        refuse_questions()
+        refuse_stdin()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 0)  # type: ignore[no-untyped-call]
         self.payload_manager.write_payload = refuse_payload  # type: ignore[union-attr]
         watch_outputs()
@@ -194,18 +204,74 @@ class RankShell(ZMQInteractiveShell):
             return result.error_in_exec
         return self._other_error
 
+    @property
+    def debugger_cls(self) -> Any:
+        """The debugger that ``%debug`` starts with a statement."""
+        from ..user_input.rank_pdb import RankPdb  # noqa: PLC0415  (imports a part of IPython that few cells need)
+
+        return RankPdb
+
     def debugger(self, force: bool = False) -> None:
-        """Refuse ``%debug``."""
-        if force:
-            refuse_debugger("%debug")()
+        """Start a debugger in the frame of the last cell's error, for ``%debug``."""
+        if not force:
+            return
+        if self._kept_error is None:
+            raise UsageError(
+                "there is no error to debug on this rank: its frames are kept until the next cell starts, or until the "
+                "process group is formed again; %%distributed --pdb stops in the frame of an error at once"
+            )
+        self._look_at(self._kept_error)
+
+    def _look_at(self, error: BaseException) -> None:
+        from ..user_input.rank_pdb import RankPdb  # noqa: PLC0415  (as above)
+
+        assert error.__traceback__ is not None
+        self.questions.is_after_error = True
+        try:
+            if reason := self.questions.refusal():
+                raise DebuggerRefusedError(reason)
+            RankPdb().look_at(error.__traceback__)
+        finally:
+            self.questions.is_after_error = False
+
+    def _get_call_pdb(self) -> bool:
+        return self.stops_at_errors
 
     def _set_call_pdb(self, val: Any) -> None:
-        """Refuse ``%pdb on``; the setting of a profile is ignored."""
-        if val and self._depth:
-            refuse_debugger("%pdb")()
-        super()._set_call_pdb(False)  # type: ignore[no-untyped-call]
+        """Take the setting of ``%pdb``; that of a profile is ignored."""
+        self.stops_at_errors = self.stops_at_error = bool(val) and self._depth > 0
 
-    call_pdb = property(InteractiveShell._get_call_pdb, _set_call_pdb)  # noqa: SLF001
+    # IPython's own would start a debugger for errors that a cell only shows.
+    call_pdb = property(_get_call_pdb, _set_call_pdb)
+
+    def _stop_at(self, error: BaseException) -> None:
+        """Start a debugger where the cell's error was raised; an interrupt ends the debugger."""
+        if not self.stops_at_error or self._depth != 1 or not _is_debuggable(error) or is_of_group(error):
+            return
+        self._print_traceback([tracebacks.shorten(f"{type(error).__name__}: {tracebacks.text_of(error)}")])
+        try:
+            self._look_at(error)
+        except KeyboardInterrupt:
+            return
+        except DebuggerRefusedError as refusal:  # the reply has the error itself
+            self._print_traceback([str(refusal)])
+
+    def let_go_later(self, error: BaseException, *, may_keep: bool) -> None:
+        """Keep an error's frames for ``%debug`` until the next cell starts, or clear them now.
+
+        Those of an interrupt, and of an error for lack of memory, are cleared now.
+        """
+        lacks_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # that of torch
+        if may_keep and not lacks_memory and _is_debuggable(error):
+            self._kept_error = error
+        elif error is not self._kept_error:
+            cell_errors.let_go(error, self.user_ns)
+
+    def let_go(self) -> None:
+        """Clear the frames that are kept for ``%debug``, and with them the tensors that only they hold."""
+        error, self._kept_error = self._kept_error, None
+        if error is not None:
+            cell_errors.let_go(error, self.user_ns)
 
     def is_of_code(self, error: BaseException) -> bool:
         """Whether code that ran has raised an error, rather than the compiler that read the cell."""
@@ -292,6 +358,8 @@ class RankShell(ZMQInteractiveShell):
             self._reporting_since = None
             if self._is_interrupted and not is_of_cell:
                 signal.raise_signal(signal.SIGINT)  # the cell continues, e.g. after %tb
+        if is_of_cell and error is self.error and error is not None:
+            self._stop_at(error)
 
     def _show(self, error: BaseException, *args: Any, **kwargs: Any) -> None:
         with tracebacks.trimmed(error):
@@ -348,6 +416,20 @@ RankShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_
 # In place of IPython's, with which a program that asks for input waits forever.
 ipykernel.zmqshell.system = run_command  # type: ignore[attr-defined,assignment]
 RankShell.__name__ = "ZMQInteractiveShell"  # rich and others detect a notebook by this name
+
+
+def _is_debuggable(error: BaseException) -> bool:
+    """Whether an error was raised in code of the user's that a debugger can show."""
+    is_other = isinstance(error, (UsageError, SyntaxError, DebuggerRefusedError, BdbQuit, ScriptError))
+    frames = (trace.tb_frame.f_code.co_filename for trace in walk(error.__traceback__))
+    return isinstance(error, Exception) and not is_other and any(map(tracebacks.is_of_user, frames))
+
+
+def is_debug(code: str) -> bool:
+    """Whether a cell is ``%debug``, which looks at the frames of the cell before."""
+    above = _ABOVE.match(code)
+    assert above is not None  # it also matches the empty string
+    return code[above.end() :].strip() == "%debug"
 
 
 def end_child(code: Any) -> NoReturn:

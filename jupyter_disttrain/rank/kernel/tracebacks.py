@@ -12,6 +12,7 @@ import re
 import sys
 import tokenize
 import traceback
+from bdb import BdbQuit
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -25,6 +26,7 @@ from ..interrupts.deferral import INSTALLED, PACKAGE, STANDARD_LIBRARY
 from ..output import user_code
 from ..output.user_code import is_own
 from ..process_group.errors import is_of_group
+from ..user_input.questions import DebuggerRefusedError
 from .error_chain import chain, has_group, line_of, linked, tree, walk
 
 if TYPE_CHECKING:
@@ -170,7 +172,8 @@ def _set(error: BaseException, name: str, value: Any) -> None:
 def trimmed(error: BaseException) -> Iterator[int]:
     """Trim the tracebacks for the duration of the block; yields how many errors are left out of the chain.
 
-    No frame of this package is shown. Of an interrupt no frame below the user's own code is shown, and of an error of a
+    No frame of this package is shown. Of an interrupt, and of the end of a debugger, no frame below the user's own code
+    is shown, and of an error of a
     process group none of the library: these show only how a rank was stopped or released. They are also slow to show:
     IPython parses each file that a frame is in and colours its whole scope.
     """
@@ -208,7 +211,7 @@ def _cut_chain(error: BaseException) -> int:
 
 
 def _cut_below_own(error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, BdbQuit, DebuggerRefusedError)):
         _cut_below_last(error, is_of_user)
     elif "torch.distributed" in sys.modules and is_of_group(error):
         _cut_below_last(error, lambda filename: not _OF_LIBRARY.search(filename))

@@ -259,8 +259,10 @@ function hideOtherFigures(
   if (!(cell instanceof CodeCell)) {
     return;
   }
-  cell.outputArea.widgets.forEach((widget, index) => {
-    const { metadata } = cell.outputArea.model.get(index);
+  // The input line of an open question comes after the outputs, and is none.
+  const { model, widgets } = cell.outputArea;
+  widgets.slice(0, model.length).forEach((widget, index) => {
+    const { metadata } = model.get(index);
     const owner: unknown = metadata.disttrain;
     if (isRecord(owner) && Array.isArray(owner.ranks)) {
       widget.setHidden(rank !== null && !owner.ranks.includes(rank));

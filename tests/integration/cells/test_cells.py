@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from jupyter_disttrain.notebook.output.renderer import RANKS_MIME
-
-from ...support.recovery_tools import HOST
 
 if TYPE_CHECKING:
     from ...support.notebook_driver import Notebook, Outcome
@@ -179,40 +175,6 @@ def test_tqdm_notebook_bars_arrive_as_widgets(notebook: Notebook) -> None:
     assert set(shown) <= set(comms)
     bars = [state for state in comms.values() if state.get("_model_name") == "FloatProgressModel"]
     assert [(bar["value"], bar["max"], bar["bar_style"]) for bar in bars] == [(7, 7, "success")] * 2
-
-
-PRINT = "print what you need, or call the function in the notebook after %dist_pull of its arguments"
-INPUT_REFUSED = "read it in a notebook cell, then send it with %dist_push"
-
-
-@pytest.mark.parametrize(
-    ("code", "question", "remedy"),
-    [
-        ("input('name? ')", "input('name? ')", INPUT_REFUSED),
-        ("import getpass; getpass.getpass('PIN? ')", "getpass('PIN? ')", INPUT_REFUSED),
-        ("sys.stdin.read()", "reading sys.stdin", INPUT_REFUSED),
-        ("for line in sys.stdin: pass", "reading sys.stdin", INPUT_REFUSED),
-        ("breakpoint()", "breakpoint()", PRINT),
-        ("import pdb; pdb.set_trace()", "pdb.set_trace()", PRINT),
-        ("from IPython.core.debugger import set_trace; set_trace()", "pdb.set_trace()", PRINT),
-        ("try: 1/0\nexcept ZeroDivisionError: import pdb; pdb.post_mortem()", "a debugger", PRINT),
-        ("%debug", "%debug", PRINT),
-        ("%pdb on", "%pdb", PRINT),
-    ],
-)
-def test_input_is_refused_on_a_rank(notebook: Notebook, code: str, question: str, remedy: str) -> None:
-    outcome = run(notebook, "import sys", code, "x = 1")
-    assert outcome.error.endswith(f"InputOnRankError: {question} can't be answered on a rank; {remedy}")
-    assert outcome.text.startswith(f"ranks 0-1 ({HOST}), line ")
-    assert "jupyter_disttrain" not in outcome.text  # no frames of ours
-
-
-def test_creating_a_debugger_without_using_it_works(notebook: Notebook) -> None:
-    code = 'def one():\n    """\n    >>> one()\n    1\n    """\n    return 1\nimport doctest'
-    assert run(notebook, code, "doctest.run_docstring_examples(one, globals())").check().lines == []
-    outcome = run(notebook, "get_ipython().run_cell_magic('debug', '', 'x = 1')").check()  # which prints its errors
-    assert "a debugger can't be answered on a rank" in outcome.text
-    assert "jupyter_disttrain" not in outcome.text
 
 
 def test_source_of_a_function_is_found(notebook: Notebook) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ import pytest
 
 from jupyter_disttrain.client.cells import cell_run, variables
 from jupyter_disttrain.client.cells.cell_run import CellRun
-from jupyter_disttrain.client.cells.events import Event, Printed, Replied
+from jupyter_disttrain.client.cells.events import Asked, Event, Printed, Replied
 from jupyter_disttrain.client.cells.executor import Cells
 from jupyter_disttrain.client.startup.rank_table import RankEntry
-from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, UsageError
+from jupyter_disttrain.errors import CellTimeoutError, ClusterClosedError, InputRefusedError, UsageError
 from jupyter_disttrain.features.telemetry.client import Telemetry
-from jupyter_disttrain.protocol.requests import Pull
+from jupyter_disttrain.protocol.messages import Question
+from jupyter_disttrain.protocol.requests import AnswerQuestion, Pull
 from jupyter_disttrain.protocol.states import RankState
 
 from ..records import rank_info
@@ -37,7 +39,8 @@ def run_of(
     ranks: tuple[int, ...], interrupt: Callable[..., None] = lambda *_, **__: None, listener: Listener | None = None
 ) -> CellRun:
     hosts = dict.fromkeys(ranks, "vm")
-    return CellRun(1, ranks, hosts, interrupt, cast("Any", CALM), listener, lambda _: "%dist_reset", lambda _: None)
+    to_ranks = cast("Any", SimpleNamespace(interrupt=interrupt, answer=lambda *_: None))
+    return CellRun(1, ranks, hosts, to_ranks, cast("Any", CALM), listener, lambda _: "%dist_reset", lambda _: None)
 
 
 def replied(rank: int, **content: object) -> Replied:
@@ -244,7 +247,7 @@ def test_interrupt_of_a_cell_reaches_no_rank_that_runs_the_next_one() -> None:
         each.request = f"first{each.info.rank}"
         cells._cells[each.request] = (run, each.info.rank)
     table[0].request = "second0"
-    run._interrupt((0, 1), forced=False)
+    run._to_ranks.interrupt((0, 1), forced=False)
     assert sent == [[1]]
 
 
@@ -262,3 +265,71 @@ def test_output_without_a_place_goes_to_the_cell_that_was_sent_last_or_to_the_ne
     cells.take(table[0], message, late[1])
     assert background.stdout == {1: ""}
     assert list(cells._late) == [late[1]]
+
+
+class Asker(Recorder):
+    """A listener that asks; ``answer`` gives each answer, or raises."""
+
+    def __init__(self, answer: Callable[[Asked], str]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def on_events(self, events: Sequence[Event], run: CellRun) -> None:
+        pass
+
+    def before_question(self, hint: str) -> None:
+        pass
+
+    def ask(self, question: Asked) -> str:
+        return self.answer(question)
+
+
+def ask_of(listener: Listener | None) -> tuple[CellRun, list[AnswerQuestion]]:
+    """Return a cell of one rank that asks, and its answers; the cell ends with the answer."""
+    answers: list[AnswerQuestion] = []
+    run = run_of((0,), listener=listener)
+
+    def take(_rank: int, answer: AnswerQuestion) -> None:
+        answers.append(answer)
+        run.put(replied(0))
+
+    run._to_ranks.answer = take  # type: ignore[method-assign]
+    run.put(Asked(rank=0, time_s=1.0, record=Question(number=1, prompt="x? ")))
+    return run, answers
+
+
+def test_answer_of_the_user_is_sent() -> None:
+    run, answers = ask_of(Asker(lambda question: f"to {question.record.prompt}"))
+    run.wait()
+    assert answers == [AnswerQuestion(number=1, text="to x? ")]
+
+
+def test_end_of_input_is_sent() -> None:
+    def end(_question: Asked) -> str:
+        raise EOFError
+
+    run, answers = ask_of(Asker(end))
+    run.wait()
+    assert answers == [AnswerQuestion(number=1, is_end=True)]
+
+
+@pytest.mark.parametrize("listener", [None, Recorder(), "refuses"])
+def test_question_that_cannot_be_asked_is_refused(listener: Listener | str | None) -> None:
+    def refuse(_question: Asked) -> str:
+        raise InputRefusedError("this front end takes no input")
+
+    run, answers = ask_of(Asker(refuse) if isinstance(listener, str) else listener)
+    run.wait()
+    assert "read it in a notebook cell" in answers[0].refusal
+
+
+def test_lost_cluster_ends_the_prompt() -> None:
+    def lose(_question: Asked) -> str:
+        run.abandon("the cluster is lost")
+        signal.pause()  # the withdrawal ends it
+        return "never"
+
+    run, answers = ask_of(Asker(lose))
+    with pytest.raises(ClusterClosedError):
+        run.wait()
+    assert answers == []
