@@ -88,6 +88,7 @@ def test_interface_is_blamed_only_for_an_error_without_a_cause(
         raise error("a rank has died while the group was formed")
 
     handler: Any = SimpleNamespace(
+        _shell=SimpleNamespace(let_go=lambda: None),
         scripts=SimpleNamespace(know=lambda *_: None),
         mpi=SimpleNamespace(settle=lambda *_, **__: "", take_new=lambda: None),
         _show=lambda _: [],
