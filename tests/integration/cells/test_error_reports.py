@@ -323,9 +323,9 @@ def test_warning_about_what_an_error_left_is_at_the_cell_line(torchless: Cluster
         "import warnings\nwarnings.simplefilter('always')\ndef fail():\n    left = open('/dev/null')\n    1/0\nfail()"
     )
     try:
-        stderr = failure_of(torchless, code).run.stderr[0]
+        failure_of(torchless, code)
     finally:
-        torchless.run("warnings.resetwarnings()")
+        stderr = torchless.run("warnings.resetwarnings()").stderr[0]
     assert "ResourceWarning: unclosed file" in stderr
     assert "jupyter_disttrain" not in stderr
 
