@@ -389,5 +389,6 @@ def test_bar_updated_by_tqdm_s_thread_stays_in_its_cell(notebook: Notebook) -> N
     notebook.run(f"%%distributed\n{begin}").check()
     bar = "bar = tqdm(total=10, miniters=5, maxinterval=0.05)\nbar.n = 7\nwhile bar.miniters > 1: time.sleep(0.01)\n"
     outcome = notebook.run(f"%%distributed\n{bar}with bar.get_lock(): bar.disable = True")
-    notebook.run("%%distributed\ntqdm.monitor.exit(); tqdm.monitor = None; tqdm.monitor_interval = 10").check()
+    end = "tqdm.monitor.exit(); tqdm.monitor = None; tqdm.monitor_interval = 10"
+    notebook.run(f"%%distributed\n{end}\ndel bar  # while it exists, later bars are a line further down").check()
     assert "7/10" in outcome.text
