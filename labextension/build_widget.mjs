@@ -31,7 +31,11 @@ if (stats.hasErrors()) {
 }
 await promisify(compiler.close.bind(compiler))();
 
-const sheets = ['node_modules/uplot/dist/uPlot.min.css', 'style/view.css'];
+const sheets = [
+  'node_modules/uplot/dist/uPlot.min.css',
+  'style/view.css',
+  'style/variables.css'
+];
 const texts = await Promise.all(
   sheets.map(sheet => readFile(path.join(here, sheet), 'utf8'))
 );

@@ -251,6 +251,7 @@ class RankVitals(Record):
     total: int = 0
     left_s: float | None = None  # remaining time of that loop, at the speed so far
     program: int = 0  # process ID of the program that does the rank's work; 0: the rank itself
+    uses: int = 0  # beginnings and ends of cells and of requests that wait for cells
     cpu_percent: float = 0.0  # percent of one core, including child processes
     memory_bytes: int = 0  # including child processes
     gpu: dict[str, Any] | None = None  # see ``features.telemetry.rank.gpu_stats.Gpu.read``

@@ -242,7 +242,10 @@ class ListNames(RankControlRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ListVariables(RankControlRequest):
-    """Reply the user's ``variables``, each with ``name``, ``properties`` (texts by title), ``size_bytes`` or None."""
+    """Reply the user's ``variables``, each with ``name``, ``properties`` (texts by title), ``size_bytes`` or None.
+
+    And ``tensor_bytes``: the bytes of the tensors and arrays of all of them, each counted once.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

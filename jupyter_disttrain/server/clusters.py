@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Clusters:
     """All running clusters, each followed from the time it is found.
 
-    Every method may wait for a rank's nanny, so they are called on threads, never on the server's event loop.
+    Every method may wait for a rank or its nanny, so they are called on threads, never on the server's event loop.
     """
 
     def __init__(self, log: Logger) -> None:

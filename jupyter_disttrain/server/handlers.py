@@ -7,6 +7,7 @@ GET  disttrain/api/clusters                     all clusters, as JSON
 POST disttrain/api/clusters/ID/interrupt        also reset, stop
 GET  disttrain/api/clusters/ID/log?rank=0       the end of a rank's log; rank=all: of each rank's
 GET  disttrain/api/clusters/ID/log/file?rank=0  a rank's whole log, as text
+GET  disttrain/api/clusters/ID/variables        the variables of the ranks that reply within some seconds, as JSON
 WS   disttrain/api/live                         JSON of all clusters; metrics as binary messages
 
 A binary message is the length of its header in 4 bytes, little-endian, the header as JSON, spaces up to a multiple of
@@ -48,6 +49,7 @@ def routes(base_url: str) -> list[tuple[str, type[Any]]]:
         (f"{root}/clusters/{_ID}/(?P<what>interrupt|reset|stop)", _ActionHandler),
         (f"{root}/clusters/{_ID}/log", _LogHandler),
         (f"{root}/clusters/{_ID}/log/file", _LogFileHandler),
+        (f"{root}/clusters/{_ID}/variables", _VariablesHandler),
         (f"{root}/live", _LiveHandler),
     ]
 
@@ -61,7 +63,7 @@ class _Handler(APIHandler):
         return found
 
     async def on_thread(self, work: Any, *args: Any) -> Any:
-        """Run work that may wait for a nanny on a thread; the user's errors become a 409 with the message."""
+        """Run work that may wait for a rank or a nanny on a thread; the user's errors become a 409 with the message."""
         try:
             return await asyncio.to_thread(work, *args)
         except DisttrainError as error:
@@ -116,6 +118,13 @@ class _LogFileHandler(_LogHandler):
                     self.write(chunk)
                     await self.flush()
         self.finish(set_content_type="text/plain; charset=UTF-8")
+
+
+class _VariablesHandler(_Handler):
+    @authenticated
+    @authorized
+    async def get(self, cluster_id: str) -> None:
+        self.finish(json.dumps(await self.on_thread(lambda: self.clusters.find(cluster_id).variables())))
 
 
 class _LiveHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):

@@ -1,9 +1,10 @@
 """Follow one running cluster from the server.
 
-Covers: its own subscription, the state of each rank, asking its holder to act, acting itself if no process holds it.
+Covers: its own subscription, the state of each rank, their variables, asking its holder to act, acting itself if no
+process holds it.
 Does not cover: which clusters there are (``clusters``), HTTP (``handlers``).
 
-The kernel that holds the cluster may be busy, stopped or dead: everything here comes from the ranks' nannies.
+The kernel that holds the cluster may be busy, stopped or dead: everything here comes from the ranks and their nannies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..client.registry.log_ends import log_ends, require_here
 from ..client.startup.launch import Launch
 from ..client.transport.link import FIGURES
 from ..errors import UsageError
+from ..features.introspection.client import VariableRequests
 from ..features.telemetry.client import Telemetry
 from ..features.telemetry.snapshot import snapshot
 from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath, RankVitals
@@ -52,6 +54,7 @@ class LiveCluster:
         self._lock = threading.Lock()
         self._dead: set[int] = set()
         self._acknowledged: dict[str, threading.Event] = {}
+        self._variable_requests = VariableRequests()
         self._launch = Launch(file.load_config(), file)
         try:
             self._launch.join(observer=True)
@@ -173,6 +176,17 @@ class LiveCluster:
         if rank not in figures:
             return RankState.STARTING if self.file.config["sample_s"] else RankState.IDLE  # unknown without samples
         return RankState.IDLE if figures[rank].vitals.state == RankActivity.IDLE else RankState.RUNNING
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the ranks as JSON, also while they run cells; see ``VariableTable.to_content``.
+
+        Called on threads of their own. Raises a ClusterClosedError if the cluster has ended.
+        """
+        self._launch.check_open()
+        table = self._variable_requests.ask(
+            self._launch.open_link, tuple(self._launch.table), lambda entry: entry.info.rank not in self._dead
+        )
+        return table.to_content()
 
     def log_ends(self, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
         """Return the end of the given ranks' logs, None meaning all, with the errors of :meth:`log_path`."""

@@ -13,7 +13,7 @@ from ..support.browser import END_KERNELS, await_function, output, run_cell, sta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
     from ..support.browser import LabServer
 
@@ -57,6 +57,13 @@ for epoch in range(8):
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 LOOP = "%%distributed\nimport time\nprint('it runs', flush=True)\nwhile True: time.sleep(0.01)"
 REFUSAL = {"message": "no rank replies"}
+VARIABLES = """%%distributed
+images, weights, scale = torch.zeros(64, 28, 28), torch.ones(10), 0.5
+epoch = rank
+def train(): pass"""
+NO_REPLY = {"variables": [], "ranks": "0", "silent": "1", "least_tensor_bytes": 0, "most_tensor_bytes": 0}
+# The sign before the ranks of a variable that differs between them.
+SIGN = "cell => getComputedStyle(cell, '::before').content"
 OPEN = """async path => {
   const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
   await panel.context.ready;
@@ -302,3 +309,88 @@ def test_progress_in_the_panel_is_that_of_the_bars(open_notebook: Callable[..., 
     page.evaluate(EXECUTE, SHORT_LOOPS)
     assert not page.evaluate(SHOWN, "of 57"), "a loop that ends before it can be read"
     shut_down(page)
+
+
+@pytest.mark.browser
+def test_variables_of_the_ranks_are_searched_and_sorted(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(
+        "%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local",
+        VARIABLES,
+        "%%distributed\nadded = 'by a short cell'",
+        "%dist_status",
+    )
+    show_panel(page)
+    start_ranks(page)
+    run_cell(page, 1)
+    wait_for_end(page, 1)
+    panel = page.locator(PANEL)
+    panel.get_by_role("button", name="Variables", exact=True).click()
+    view = panel.get_by_role("region", name="variables")
+    names = view.locator("tbody th")
+    names.nth(4).wait_for()
+    assert names.all_inner_texts() == ["epoch", "epoch", "images", "scale", "weights"]
+    assert view.locator("footer").inner_text() == "4 variables · tensors: 200.7 kB per rank"
+    sort_variables(view)
+    # Where the ranks differ, a sign and the ranks.
+    differing = view.locator("tr.jdt-differs")
+    assert [text.split("\t") for text in differing.all_inner_texts()] == [
+        ["epoch", "int", "0", "", "rank 0"],
+        ["epoch", "int", "1", "", "rank 1"],
+    ]
+    assert differing.locator("td").last.evaluate(SIGN) == '"≠"'
+    search = view.get_by_role("searchbox")
+    search.fill("EPO")
+    assert names.all_inner_texts() == ["epoch", "epoch"]
+    assert view.locator("footer").inner_text().startswith("1 of 4 variables")
+    search.fill("absent")
+    view.get_by_text("no variable has this text in its name").wait_for()
+    search.fill("")
+    take_picture(page, "variables")
+    # A cell that has ended, also one that was never seen to run, changes the list.
+    run_cell(page, 2)
+    view.locator("tr", has_text="added").filter(has_text="'by a short cell'").wait_for()
+    fail_to_read_variables(page)
+    view.locator("header button").click()
+    assert not view.is_visible()
+    assert page.evaluate("() => document.activeElement.textContent") == "Variables"
+    # The same in the notebook.
+    run_cell(page, 3)
+    widget = page.locator(".jp-Notebook .jdt-view")
+    widget.get_by_role("button", name="Variables", exact=True).click()
+    widget.locator(".jdt-variables tbody th", has_text="images").wait_for()
+
+
+def sort_variables(view: Locator) -> None:
+    """Sort by size, the largest and the smallest first, then by name, with mouse and keyboard."""
+    names, size = view.locator("tbody th"), view.locator("thead th", has_text="Size")
+    size.get_by_role("button").click()
+    assert size.get_attribute("aria-sort") == "descending"
+    assert names.all_inner_texts() == ["images", "weights", "epoch", "epoch", "scale"]
+    view.page.keyboard.press("Enter")
+    assert size.get_attribute("aria-sort") == "ascending"
+    assert names.all_inner_texts() == ["weights", "images", "epoch", "epoch", "scale"]
+    by_name = view.locator("thead th", has_text="Name")
+    assert by_name.get_attribute("aria-sort") == "none"
+    by_name.get_by_role("button").focus()
+    view.page.keyboard.press("Enter")
+    assert by_name.get_attribute("aria-sort") == "ascending"
+    assert names.all_inner_texts() == ["epoch", "epoch", "images", "scale", "weights"]
+
+
+def fail_to_read_variables(page: Page) -> None:
+    """Ranks without a reply, an error of the server, and how the list returns."""
+    view = page.locator(PANEL).get_by_role("region", name="variables")
+    refresh = view.get_by_role("button", name="Refresh")
+    path = re.compile(r"/disttrain/api/clusters/[^/]+/variables")
+    page.route(path, lambda route: route.fulfill(json=NO_REPLY))
+    refresh.click()
+    view.get_by_text("rank 1 does not reply").wait_for()
+    view.get_by_text("no variables on rank 0").wait_for()
+    page.unroute(path)
+    page.route(path, lambda route: route.fulfill(status=409, json=REFUSAL))
+    refresh.click()
+    view.get_by_role("alert").filter(has_text="no rank replies").wait_for()
+    page.unroute(path)
+    refresh.click()
+    view.locator("tbody th", has_text="images").wait_for()
+    assert view.get_by_role("alert").count() == 0

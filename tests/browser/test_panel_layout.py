@@ -173,6 +173,7 @@ TOP = "node => document.querySelector(node).getBoundingClientRect().top"
 def without_a_server(page: Page) -> None:
     """As in VS Code: requests go to the kernel, once the view has asked the user."""
     last = "() => shown.sent.at(-1)"
+    assert page.get_by_role("button", name="Variables").count() == 0
     page.get_by_role("button", name="Stop", exact=True).click()
     question = page.get_by_role("alertdialog", name="Shut down the ranks?")
     question.get_by_role("button", name="Cancel").click()

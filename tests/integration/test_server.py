@@ -118,6 +118,7 @@ def test_requests_without_a_login_are_refused(server: Server) -> None:
     assert refused(server, "clusters")[0] == 403
     assert refused(server, "clusters", headers={"Authorization": "token wrong"})[0] == 403
     assert refused(server, "clusters/any/interrupt", data=b"", method="POST")[0] == 403
+    assert refused(server, "clusters/any/variables")[0] == 403
     assert refused(server, "live", headers={"Upgrade": "websocket", "Connection": "Upgrade"})[0] == 403
 
 
@@ -200,6 +201,50 @@ def test_end_of_a_log_is_sent_with_its_streams(server: Server, seen: Cluster) ->
     status, output = refused(server, f"clusters/{seen.cluster_id}/log?rank=9", headers=AUTH)
     assert (status, "there is no rank 9 in 'seen'; it has 2 ranks" in output) == (409, True)
     assert refused(server, "clusters/no-1-a/log", headers=AUTH)[0] == 409
+
+
+def test_variables_are_listed_while_the_ranks_run(server: Server, seen: Cluster, tmp_path: Path) -> None:
+    def uses() -> list[int]:
+        return [rank.get("uses", 0) for rank in server.cluster("seen")["ranks"]]
+
+    before = uses()
+    seen.run("x = torch.ones(2, 3)\nsame = [x]\nepoch = rank")  # too short for a state to show it
+    assert wait_until(lambda: all(now > earlier for now, earlier in zip(uses(), before, strict=True)))
+    stop = tmp_path / "stop"
+    run = seen.run(WAIT.format(path=str(stop)), block=False)
+    assert wait_until(lambda: server.states("seen") == ["running", "running"])
+    reply = server.get(f"clusters/{seen.cluster_id}/variables")
+    found = {(each["name"], each["ranks"]): each for each in reply["variables"]}
+    assert (reply["ranks"], reply["silent"]) == ("0-1", "")
+    assert (reply["least_tensor_bytes"], reply["most_tensor_bytes"]) == (24, 24)
+    shown = {"name": "x", "type": "Tensor", "value": "(2, 3) float32 cpu", "size_bytes": 24}
+    assert found["x", "0-1"] == shown | {"ranks": "0-1", "differs": False}
+    assert found["same", "0-1"]["size_bytes"] == 24
+    assert [(found["epoch", rank]["value"], found["epoch", rank]["differs"]) for rank in "01"] == [
+        ("0", True),
+        ("1", True),
+    ]
+    assert not run.done
+    stop.touch()
+    run.wait()
+    assert refused(server, "clusters/no-1-a/variables", headers=AUTH)[0] == 409
+
+
+def test_variables_of_a_rank_that_does_not_reply_are_left_out(server: Server, seen: Cluster) -> None:
+    seen.run("on_both = 1")
+    run = seen.run("import ctypes\nif rank == 1: ctypes.PyDLL(None).usleep(8_000_000)", block=False)
+
+    def variables() -> dict[str, Any]:
+        found: dict[str, Any] = server.get(f"clusters/{seen.cluster_id}/variables")
+        return found
+
+    replies: list[dict[str, Any]] = []
+    assert wait_until(lambda: (replies.append(variables()), replies[-1]["silent"] == "1")[1])
+    assert replies[-1]["ranks"] == "0"
+    (shown,) = (each for each in replies[-1]["variables"] if each["name"] == "on_both")
+    assert (shown["ranks"], shown["differs"]) == ("0", False)
+    run.wait()
+    assert variables()["silent"] == ""
 
 
 async def connect(server: Server) -> WebSocketClientConnection:

@@ -1,13 +1,16 @@
-"""Ask ranks to complete and document the text at the cursor of a cell.
+"""Ask ranks to complete and document the text at the cursor of a cell, and for their variables.
 
 Covers: which ranks are asked, how long they are waited for, names that only some of them have, how they differ.
-Does not cover: the replies (``completion``, ``inspection``), requests of front ends (``notebook.cell_completion``).
+Does not cover: the replies (``completion``, ``inspection``), requests of front ends (``notebook.cell_completion``,
+``server``).
 
-The lowest rank is asked. The others only list their names, or what they would reply to ``name?``, to be compared.
+For a cell the lowest rank is asked. The others only list their names, or what they would reply to ``name?``, to be
+compared.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -23,9 +26,11 @@ from .cell_text import place_at
 from .variables import VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ...client.session import Session
+    from ...client.startup.rank_table import RankEntry
+    from ...client.transport.link import Link
     from ...protocol.requests import Request
 
 _REACHABLE = (RankState.IDLE, RankState.RUNNING)
@@ -52,12 +57,47 @@ class Completions:
     matches: tuple[tuple[str, str], ...] = ()
 
 
+class VariableRequests:
+    """Requests to the ranks of one cluster for their variables; any thread may ask.
+
+    A rank that has not replied in time is not asked again: it would have to serve all requests of meanwhile, before
+    more urgent ones, and the reply that is still to come will be as new as one to a later request.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owed: dict[str, Future[Any]] = {}  # by process of a rank: replies that had not arrived in time
+
+    def ask(self, link: Link, entries: Sequence[RankEntry], is_reachable: Callable[[RankEntry], bool]) -> VariableTable:
+        """Return the variables of ranks; waits ``VARIABLES_SECONDS`` at most.
+
+        Raises a ClusterClosedError if the cluster has ended.
+        """
+        with self._lock:
+            owed = self._owed = {engine: future for engine, future in self._owed.items() if not future.done()}
+        futures = {
+            entry.info.rank: owed.get(entry.engine) or link.request(entry.engine, ListVariables())
+            for entry in entries
+            if is_reachable(entry)
+        }
+        wait(futures.values(), VARIABLES_SECONDS)
+        contents = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
+        engines = {entry.info.rank: entry.engine for entry in entries}
+        with self._lock:
+            late = {engines[rank]: future for rank, future in futures.items() if rank not in contents}
+            self._owed = {**self._owed, **late}
+        replies = {rank: content for rank, content in contents.items() if content["status"] == "ok"}
+        devices = {entry.info.rank: entry.info.device for entry in entries}
+        return VariableTable(replies, [rank for rank in devices if rank not in replies], devices)
+
+
 class Introspection:
     """Completes and documents code for the ranks of one session, also while they run cells."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._owed: dict[str, Future[Any]] = {}  # by process of a rank: replies that have not arrived
+        self._variable_requests = VariableRequests()
 
     def complete(self, code: str, cursor: int, ranks: Sequence[int]) -> Completions:
         """Return how the text at a position of a cell can be completed; without matches if no rank replies in time.
@@ -115,16 +155,8 @@ class Introspection:
         """
         launch = self._session.launch
         launch.check_open()
-        chosen = parse_ranks(ranks, len(launch.table))
-        futures = {
-            rank: launch.open_link.request(launch.table[rank].engine, ListVariables())
-            for rank in chosen
-            if launch.table[rank].state in _REACHABLE
-        }
-        wait(futures.values(), VARIABLES_SECONDS)
-        contents = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
-        found = {rank: content["variables"] for rank, content in contents.items() if content["status"] == "ok"}
-        return VariableTable(found, [rank for rank in chosen if rank not in found])
+        entries = [launch.table[rank] for rank in parse_ranks(ranks, len(launch.table))]
+        return self._variable_requests.ask(launch.open_link, entries, lambda entry: entry.state in _REACHABLE)
 
     def _ask(self, requests: Mapping[int, Request], first: int) -> dict[int, dict[str, Any]]:
         """Send each rank its request; return the replies that arrive in time, without those of ranks that fail."""

@@ -53,16 +53,20 @@ def plain_text(value: Any) -> str | None:
     return None
 
 
-def variables(shell: Any) -> list[dict[str, Any]]:
-    """Return the user's variables; without modules, functions, classes and the names that every rank has."""
+def variables(shell: Any) -> dict[str, Any]:
+    """Return the user's variables, and the bytes of all their tensors and arrays.
+
+    Modules, functions, classes and the names that every rank has are left out.
+    """
     given = shell.given()
-    found = []
+    found, values = [], []
     for name in list(shell.user_ns):
         value = shell.user_ns.get(name)
         is_hidden = name.startswith("_") or name in shell.user_ns_hidden or (name in given and given[name] is value)
         if not is_hidden and attributes.kind_of(value) == "instance":
             found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
-    return found
+            values.append(value)
+    return {"variables": found, "tensor_bytes": size_of(values) or 0}
 
 
 def size_of(value: Any) -> int | None:

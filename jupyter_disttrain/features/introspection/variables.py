@@ -1,6 +1,7 @@
 """Merge the variables of ranks into one table.
 
-Covers: variables that are equal on several ranks, those that differ, sorting, choosing by pattern, the table as text.
+Covers: variables that are equal on several ranks, those that differ, sorting, choosing by pattern, the table as text
+and as JSON.
 Does not cover: describing values (``summaries``), asking the ranks (``client``).
 """
 
@@ -10,12 +11,13 @@ import fnmatch
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.ranks import label_ranks, size_text
+from ...protocol.ranks import format_ranks, label_ranks, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-_SHOWN = 60  # characters of a value in the table
+_SHOWN = 60  # characters of a value in the table as text
+_DEVICES = ("Device", "Local device")  # properties that name a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,23 @@ class Variable:
     properties: Mapping[str, str]  # texts by title, e.g. "Type", "Shape", "Dtype", "Device", "Placements", "Value"
     size_bytes: int | None  # of its tensors and arrays, on the first of these ranks
 
+    @property
+    def type_text(self) -> str:
+        """The name of its class, with the module."""
+        return self.properties["Type"].removeprefix("torch.")
+
 
 class VariableTable:
     """The variables of ranks.
+
+    Parameters
+    ----------
+    replies
+        By rank, the reply to ``ListVariables``.
+    silent
+        The ranks that did not reply in time.
+    devices
+        By rank, its own device: a tensor there is not different although the device has another index on each rank.
 
     Attributes
     ----------
@@ -39,14 +55,23 @@ class VariableTable:
         The ranks that replied.
     silent : tuple of int
         The ranks that did not reply in time.
+    tensor_bytes : dict of int to int
+        By rank, the bytes of the tensors and arrays that all its variables hold, each counted once.
     """
 
-    def __init__(self, by_rank: Mapping[int, Iterable[Mapping[str, Any]]], silent: Sequence[int] = ()) -> None:
-        self.ranks, self.silent = tuple(sorted(by_rank)), tuple(silent)
+    def __init__(
+        self,
+        replies: Mapping[int, Mapping[str, Any]],
+        silent: Sequence[int] = (),
+        devices: Mapping[int, str] | None = None,
+    ) -> None:
+        self.ranks, self.silent = tuple(sorted(replies)), tuple(silent)
+        self.tensor_bytes = {rank: int(replies[rank]["tensor_bytes"]) for rank in self.ranks}
         grouped: dict[str, dict[tuple[tuple[str, str], ...], list[tuple[int, int | None]]]] = {}
         for rank in self.ranks:
-            for each in by_rank[rank]:
-                key = tuple(each["properties"].items())
+            own_device = (devices or {}).get(rank, "")
+            for each in replies[rank]["variables"]:
+                key = tuple(_comparable(each["properties"], own_device))
                 grouped.setdefault(each["name"], {}).setdefault(key, []).append((rank, each["size_bytes"]))
         self.variables = tuple(
             Variable(name=name, ranks=tuple(rank for rank, _ in held), properties=dict(key), size_bytes=held[0][1])
@@ -60,7 +85,7 @@ class VariableTable:
         ``by_size``: the largest first.
         """
         found = VariableTable({}, self.silent)
-        found.ranks = self.ranks
+        found.ranks, found.tensor_bytes = self.ranks, self.tensor_bytes
         chosen = [
             each
             for each in self.variables
@@ -70,6 +95,27 @@ class VariableTable:
             sorted(chosen, key=lambda each: (-(each.size_bytes or 0), each.name.lower())) if by_size else chosen
         )
         return found
+
+    def to_content(self) -> dict[str, Any]:
+        """Return the table as JSON, for a front end; ranks are texts such as ``"0-2,5"``."""
+        sizes = self.tensor_bytes.values()
+        return {
+            "variables": [
+                {
+                    "name": each.name,
+                    "type": each.type_text,
+                    "value": _value_text(each.properties),
+                    "size_bytes": each.size_bytes,
+                    "ranks": format_ranks(each.ranks),
+                    "differs": each.ranks != self.ranks,
+                }
+                for each in self.variables
+            ],
+            "ranks": format_ranks(self.ranks),
+            "silent": format_ranks(self.silent),
+            "least_tensor_bytes": min(sizes, default=0),
+            "most_tensor_bytes": max(sizes, default=0),
+        }
 
     def __str__(self) -> str:
         """Return the table, with a line for each variable; where ranks differ, one for each group of them."""
@@ -84,27 +130,35 @@ class VariableTable:
         return "\n".join(lines)
 
     def _row(self, variable: Variable) -> tuple[str, ...]:
-        properties = variable.properties
+        value = _value_text(variable.properties, _SHOWN)
         size = "" if variable.size_bytes is None else size_text(variable.size_bytes)
         ranks = "" if variable.ranks == self.ranks else label_ranks(variable.ranks)
-        return variable.name, properties["Type"].removeprefix("torch."), _value_text(properties), size, ranks
+        return variable.name, variable.type_text, value, size, ranks
 
     def __repr__(self) -> str:
         """Return the table."""
         return str(self)
 
 
-def _value_text(properties: Mapping[str, str]) -> str:
-    """Return the properties of a value in one line."""
+def _comparable(properties: Mapping[str, str], own_device: str) -> Iterator[tuple[str, str]]:
+    """Yield the properties, with the rank's own device as e.g. ``cuda``, without its index."""
+    for title, text in properties.items():
+        yield title, text.partition(":")[0] if title in _DEVICES and text == own_device else text
+
+
+def _value_text(properties: Mapping[str, str], most: int | None = None) -> str:
+    """Return the properties of a value in one line; ``most``: the characters of a plain value that are shown."""
     if "Value" in properties:
         text = properties["Value"]
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        return text if most is None or len(text) <= most else f"{text[:most]}..."
     if "Parameters" in properties:
         return f"{properties['Parameters']} parameters"
     if "Length" in properties:
         return f"length {properties['Length']}"
     shown = ("Shape", "Dtype", "Device", "Placements", "Layout")
-    parts = [properties[title] for title in shown if title in properties]
+    # Of a DTensor only the local part has a data type and a device.
+    known = {title.removeprefix("Local ").capitalize(): text for title, text in properties.items()} | dict(properties)
+    parts = [known[title] for title in shown if title in known]
     if "Local shape" in properties:
         parts.append(f"here {properties['Local shape']}")
     return " ".join(parts)

@@ -54,7 +54,7 @@ def _rank(telemetry: Telemetry, info: RankInfo, known: RankState, figures: RankF
     if figures is None:
         return found
     vitals = figures.vitals
-    found |= _fields(vitals, "cpu_percent", "memory_bytes", "steps", "gpu")
+    found |= _fields(vitals, "cpu_percent", "memory_bytes", "steps", "uses", "gpu")
     # The cluster learns of a cell's end before the next figures arrive.
     if vitals.cell is not None and known is not RankState.IDLE:
         found |= {"cell": vitals.execution_count} | _fields(vitals, "line", "call")

@@ -249,7 +249,7 @@ class RequestHandler:
 
     @serves_beside(requests.ListVariables)
     def _list_variables(self, _request: requests.ListVariables, _cell: dict[str, Any] | None) -> dict[str, Any]:
-        return {"variables": variables(self._shell)}
+        return variables(self._shell)
 
     @serves_beside(requests.Inspect)
     def _inspect(self, request: requests.Inspect, _cell: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 /**
- * Make clusters, ranks and metrics for tests.
+ * Make clusters, ranks, variables and metrics for tests.
  */
 
 import type {
@@ -7,6 +7,8 @@ import type {
   IMetricsMessage,
   INode,
   IRank,
+  IVariable,
+  IVariables,
   Translate
 } from '../protocol/types';
 import { formatMessage } from '../view/format';
@@ -63,6 +65,35 @@ export function makeCluster(
     ranks,
     nodes: [],
     remarks: [],
+    ...rest
+  };
+}
+
+export function makeVariable(
+  name: string,
+  rest: Partial<IVariable> = {}
+): IVariable {
+  return {
+    name,
+    type: 'int',
+    value: '1',
+    size_bytes: null,
+    ranks: '0-3',
+    differs: false,
+    ...rest
+  };
+}
+
+export function makeVariables(
+  variables: IVariable[],
+  rest: Partial<IVariables> = {}
+): IVariables {
+  return {
+    variables,
+    ranks: '0-3',
+    silent: '',
+    least_tensor_bytes: 0,
+    most_tensor_bytes: 0,
     ...rest
   };
 }

@@ -16,6 +16,8 @@ import type {
   IServerState,
   IStartingCluster,
   IUnreadableCluster,
+  IVariable,
+  IVariables,
   Plots
 } from './types';
 
@@ -120,6 +122,33 @@ function isLogPart(value: unknown): value is ILogPart {
     (value.stream === 'stdout' || value.stream === 'stderr') &&
     typeof value.text === 'string'
   );
+}
+
+/** The variables in a reply of the server. */
+export function readVariables(value: unknown): IVariables {
+  const reply = isRecord(value) ? value : {};
+  return {
+    variables: itemsOf(reply.variables).filter(isVariable),
+    ranks: textOf(reply.ranks),
+    silent: textOf(reply.silent),
+    least_tensor_bytes: Number(reply.least_tensor_bytes ?? 0),
+    most_tensor_bytes: Number(reply.most_tensor_bytes ?? 0)
+  };
+}
+
+function isVariable(value: unknown): value is IVariable {
+  return (
+    isRecord(value) &&
+    [value.name, value.type, value.value, value.ranks].every(
+      each => typeof each === 'string'
+    ) &&
+    (value.size_bytes === null || typeof value.size_bytes === 'number') &&
+    typeof value.differs === 'boolean'
+  );
+}
+
+function textOf(value: unknown): string {
+  return typeof value === 'string' ? value : '';
 }
 
 /**

@@ -4,7 +4,7 @@
  * Does not cover: login, base URL (panel/serverClient, widget/actions).
  */
 
-import { readLogs } from './messages';
+import { readLogs, readVariables } from './messages';
 import type { IActions } from './types';
 
 /** The path of the server extension below the base URL of Jupyter Server. */
@@ -28,6 +28,8 @@ export function serverActions(
       const url = urlOf(`clusters/${id}/log?rank=${String(selection)}`);
       return readLogs(await request(url, 'GET'));
     },
-    logUrl: (id, rank) => urlOf(`clusters/${id}/log/file?rank=${String(rank)}`)
+    logUrl: (id, rank) => urlOf(`clusters/${id}/log/file?rank=${String(rank)}`),
+    variables: async id =>
+      readVariables(await request(urlOf(`clusters/${id}/variables`), 'GET'))
   };
 }

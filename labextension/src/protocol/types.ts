@@ -2,7 +2,7 @@
  * Types of the data that the kernel and the server send.
  *
  * Covers: clusters, ranks and nodes as features/telemetry/snapshot.py makes them, metrics,
- * device histories, logs.
+ * device histories, logs, variables.
  * Does not cover: validation of messages (messages).
  */
 
@@ -46,6 +46,8 @@ export interface IRank {
   line?: number;
   call?: string;
   steps?: number;
+  /** Beginnings and ends of cells and of requests that wait for cells. */
+  uses?: number;
   /** Iterations of the running loop: done and total. */
   done?: number;
   total?: number;
@@ -176,6 +178,33 @@ export interface ILog {
 /** Which log: that of one rank, or the end of each. */
 export type LogSelection = number | 'all';
 
+/** A variable as it is on some ranks. */
+export interface IVariable {
+  name: string;
+  type: string;
+  /** Shape, data type, device and placements, or the plain value. */
+  value: string;
+  /** Of its tensors and arrays, on one rank; null if it holds none. */
+  size_bytes: number | null;
+  /** E.g. "0-2,5". */
+  ranks: string;
+  /** Whether other ranks lack it, or have another value. */
+  differs: boolean;
+}
+
+/** The variables of a cluster as features/introspection/variables.py makes them. */
+export interface IVariables {
+  /** One that differs between ranks is there for each group of ranks. */
+  variables: IVariable[];
+  /** The ranks that replied, e.g. "0-2,5". */
+  ranks: string;
+  /** The ranks that did not reply in time; empty if there are none. */
+  silent: string;
+  /** Of the tensors and arrays of the rank with the fewest bytes. */
+  least_tensor_bytes: number;
+  most_tensor_bytes: number;
+}
+
 /** Requests of the view to the kernel or the server. */
 export interface IActions {
   /** Resolves once the action has begun; rejects with the reason. */
@@ -184,6 +213,8 @@ export interface IActions {
   log(clusterId: string, selection: LogSelection): Promise<ILog[]>;
   /** The URL of a whole log; null where there is no server. */
   logUrl(clusterId: string, rank: number): string | null;
+  /** The variables of the ranks; absent where there is no server. */
+  variables?: (clusterId: string) => Promise<IVariables>;
   /** Opens the cluster in the main area; absent where there is none. */
   enlarge?: () => void;
 }

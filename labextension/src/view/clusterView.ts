@@ -29,6 +29,7 @@ import {
   summarizeStates
 } from './summary';
 import { RankTable } from './table/rankTable';
+import { VariablesView } from './variables/variablesView';
 
 export class ClusterView {
   readonly node: HTMLElement;
@@ -49,6 +50,8 @@ export class ClusterView {
   private readonly charts: Charts;
   private readonly table: RankTable;
   private readonly log: RankLog;
+  /** Null where no variables can be read. */
+  private readonly variables: VariablesView | null;
   private readonly confirmation: Confirmation;
   private readonly filter: RankFilter;
   private readonly resetButton: HTMLButtonElement;
@@ -71,6 +74,8 @@ export class ClusterView {
   ) {
     this.charts = new Charts(store, trans);
     this.log = new RankLog(trans, actions);
+    const { variables } = actions;
+    this.variables = variables ? new VariablesView(trans, variables) : null;
     this.confirmation = new Confirmation(trans);
     this.table = new RankTable(
       trans,
@@ -106,6 +111,7 @@ export class ClusterView {
       this.filter.node,
       this.table.node,
       this.log.node,
+      ...(this.variables ? [this.variables.node] : []),
       this.charts.node
     );
     for (const each of [this.progress, this.error, this.hang, this.warnings]) {
@@ -142,6 +148,9 @@ export class ClusterView {
         );
       })
     );
+    if (this.variables !== null) {
+      made.append(this.variables.button);
+    }
     const { enlarge } = this.actions;
     if (enlarge !== undefined) {
       made.append(button('⤢', t('open in the main area'), enlarge));
@@ -224,6 +233,7 @@ export class ClusterView {
     this.hasEnded = true;
     this.node.classList.add('jdt-ended');
     this.log.close();
+    this.variables?.close();
     this.table.freeze();
     this.charts.freeze();
     this.schedule();
@@ -281,6 +291,7 @@ export class ClusterView {
       ]);
       this.filter.show(cluster);
       this.table.show(cluster);
+      this.variables?.show(cluster);
       this.charts.setRanks({
         filter: this.filter.matching(cluster),
         silent: silentRanks(cluster)
@@ -320,6 +331,7 @@ export class ClusterView {
     cancelAnimationFrame(this.frame);
     window.clearTimeout(this.timer);
     this.log.close();
+    this.variables?.close();
     this.liveRegion.destroy();
     this.charts.destroy();
   }

@@ -28,6 +28,19 @@ export function formatBytes(bytes: number): string {
   return `${(bytes / size).toFixed(name === 'GiB' ? 1 : 0)} ${name}`;
 }
 
+/** A size of any magnitude in decimal units, as %dist_whos shows it. */
+export function formatSize(bytes: number): string {
+  if (bytes >= 1e9) {
+    return `${(bytes / 1e9).toFixed(1)} GB`;
+  }
+  if (bytes >= 1e6) {
+    return `${(bytes / 1e6).toFixed(1)} MB`;
+  }
+  return bytes >= 1e3
+    ? `${(bytes / 1e3).toFixed(1)} kB`
+    : `${bytes.toFixed(0)} B`;
+}
+
 /** Bytes per second in decimal units, as network hardware is specified. */
 export function formatRate(bytesPerSecond: number): string {
   if (bytesPerSecond >= 1e9) {

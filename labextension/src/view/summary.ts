@@ -52,19 +52,25 @@ export function summarizeStates(cluster: ICluster, trans: Translate): string {
     .join(' · ');
 }
 
+/** Whether a cell runs on any of the ranks. */
+export function runsCell(ranks: IRank[]): boolean {
+  return ranks.some(
+    rank => rank.state === 'running' || rank.state === 'in collective'
+  );
+}
+
 /**
  * Whether a cell runs, and which ranks are lost, for screen readers: without
  * the frequent changes between computing and waiting.
  */
 export function summarizeActivity(cluster: ICluster, trans: Translate): string {
-  const isBusy = cluster.ranks.some(
-    rank => rank.state === 'running' || rank.state === 'in collective'
-  );
   const lost = cluster.ranks.filter(
     rank => rank.state === 'dead' || rank.state === 'not responding'
   );
   return [
-    isBusy ? trans('the ranks run a cell') : trans('no cell runs'),
+    runsCell(cluster.ranks)
+      ? trans('the ranks run a cell')
+      : trans('no cell runs'),
     ...lost.map(each =>
       trans('rank %1: %2', String(each.rank), trans(each.state))
     )

@@ -120,7 +120,7 @@ def test_page_that_is_being_written_reads_as_its_previous_version() -> None:
     for _ in range(2):
         status_page.write(page, status)
     vitals._status = status_page.read(page) or vitals._status
-    assert vitals._vitals(now, vitals._status) == replace(status, time_s=0.0)
+    assert vitals._vitals(now, vitals._status) == replace(status, time_s=0.0, uses=1)
     page[status_page.AT] |= 1  # the state in which a rank stopped at this point leaves it
     page[status_page.AT + 8 : status_page.AT + 16] = bytes(8)
     assert status_page.read(page) is None
@@ -185,8 +185,8 @@ def test_ended_cell_shows_no_current_figures(telemetry: Telemetry) -> None:
         found: dict[str, Any] = snapshot(telemetry, [(rank_info(0, 1), RankState(known))])["ranks"][0]
         return found
 
-    report(telemetry, time_s=1.0, done=46, **fields)
-    assert shown("running")["done"] == 46
+    report(telemetry, time_s=1.0, done=46, uses=5, **fields)
+    assert (shown("running")["done"], shown("idle")["uses"]) == (46, 5)
     assert "done" not in shown("idle")  # the notebook's process knows that the cell has ended
     telemetry.end_cell(0)
     assert telemetry.ranks[0].vitals.state == "idle"

@@ -132,13 +132,14 @@ class Vitals:
         silent_s = max(0.0, now - status.beat_s) if status.beat_s else 0.0
         silent_s = round(silent_s, 1) if silent_s > VITALS_SILENT_SECONDS else 0.0
         state: str = status.state
+        uses = self._wire.uses()
         if self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
             state = RankActivity.STOPPED
         elif silent_s:
             state = RankActivity.NOT_RESPONDING
-        elif not self._wire.uses() % 2:  # changes without delay, the rank's page does not
+        elif not uses % 2:  # changes without delay, the rank's page does not
             state = RankActivity.IDLE
-        return replace(status, state=state, silent_s=silent_s, **self._usage)
+        return replace(status, state=state, silent_s=silent_s, uses=uses, **self._usage)
 
 
 def _loop(vitals: RankVitals) -> tuple[int | None, int, int] | None:

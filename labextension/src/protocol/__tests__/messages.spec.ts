@@ -4,7 +4,9 @@ import {
   frame,
   makeCluster,
   makeMetrics,
-  makeRank
+  makeRank,
+  makeVariable,
+  makeVariables
 } from '../../__tests__/data';
 import {
   isCluster,
@@ -16,7 +18,8 @@ import {
   readLogs,
   readReply,
   readServerMessage,
-  readState
+  readState,
+  readVariables
 } from '../messages';
 
 const METRICS = makeMetrics([
@@ -162,6 +165,26 @@ describe('readLogs', () => {
     expect(readLogs({ logs: [log, broken, 1] })).toEqual([log]);
     expect(readLogs({})).toEqual([]);
     expect(readLogs(null)).toEqual([]);
+  });
+});
+
+describe('readVariables', () => {
+  it('leaves out variables that are incomplete', () => {
+    const content = makeVariables(
+      [makeVariable('x', { size_bytes: 24 }), makeVariable('y')],
+      { silent: '3', least_tensor_bytes: 24, most_tensor_bytes: 48 }
+    );
+    const broken = [{ ...content.variables[0], size_bytes: '24' }, { name: 1 }];
+    expect(
+      readVariables({
+        ...content,
+        variables: [...content.variables, ...broken, null]
+      })
+    ).toEqual(content);
+  });
+
+  it('is empty without a reply', () => {
+    expect(readVariables('lost')).toEqual(makeVariables([], { ranks: '' }));
   });
 });
 

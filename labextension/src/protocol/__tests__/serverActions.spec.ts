@@ -16,10 +16,12 @@ describe('serverActions', () => {
     await actions.request('c1', 'interrupt');
     expect(await actions.log('c1', 1)).toEqual([log]);
     await actions.log('c1', 'all');
+    await actions.variables?.('c1');
     expect(requests).toEqual([
       'POST /base/clusters/c1/interrupt',
       'GET /base/clusters/c1/log?rank=1',
-      'GET /base/clusters/c1/log?rank=all'
+      'GET /base/clusters/c1/log?rank=all',
+      'GET /base/clusters/c1/variables'
     ]);
     expect(actions.logUrl('c1', 1)).toBe('/base/clusters/c1/log/file?rank=1');
   });

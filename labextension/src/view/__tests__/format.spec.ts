@@ -11,6 +11,7 @@ import {
   formatNumber,
   formatPercent,
   formatRate,
+  formatSize,
   formatTicks
 } from '../format';
 
@@ -42,6 +43,18 @@ describe('formatBytes', () => {
     [79.96 * GIB, '80.0 GiB']
   ])('of %d is %s', (size, text) => {
     expect(formatBytes(size)).toBe(text);
+  });
+});
+
+describe('formatSize', () => {
+  it.each([
+    [0, '0 B'],
+    [999, '999 B'],
+    [36_392, '36.4 kB'],
+    [2.5e6, '2.5 MB'],
+    [1.25e10, '12.5 GB']
+  ])('of %d is %s', (size, text) => {
+    expect(formatSize(size)).toBe(text);
   });
 });
 

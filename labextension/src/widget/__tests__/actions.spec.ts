@@ -89,7 +89,9 @@ describe('kernelActions', () => {
     expect(model.listeners.size).toBe(0);
   });
 
-  it('has no URL of logs', () => {
-    expect(kernelActions(new FakeModel()).logUrl('c1', 0)).toBeNull();
+  it('has no URL of logs, and no variables', () => {
+    const actions = kernelActions(new FakeModel());
+    expect(actions.logUrl('c1', 0)).toBeNull();
+    expect(actions.variables).toBeUndefined();
   });
 });
