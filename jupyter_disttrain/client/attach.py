@@ -22,7 +22,8 @@ from jupyter_client.session import DELIM
 from ..errors import LaunchError, UsageError
 from ..features.batch_jobs import client as batch_jobs
 from ..launchers.folders import BROUGHT_METRICS
-from ..protocol.messages import OPTIONS, RankDeath
+from ..protocol.messages import OPTIONS
+from ..protocol.rank_death import RankDeath
 from ..protocol.requests import RepeatHello, RepeatReply, RepeatReplyInOrder, Replay
 from ..protocol.states import RankState
 from ..protocol.time_limits import ATTACH_ANSWER_SECONDS, ATTACH_REPEAT_SECONDS, BEGIN_SECONDS, RANK_SECONDS

@@ -20,7 +20,7 @@ from ..features.staging.client import Staging
 from ..protocol.ranks import label_ranks
 from ..protocol.states import RankState
 from . import attach
-from .cells import variables
+from .cells import push_pull
 from .cells.history import Origin
 from .cells.session_group import barrier_code
 from .lifecycle import Lifecycle
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from ..features.debugger.client import Debugger
     from ..features.telemetry.client import Telemetry
     from ..features.telemetry.metrics_table import MetricsTable
     from .cells.cell_run import CellRun, Listener
@@ -253,8 +254,8 @@ class Cluster:
         UnserializableValueError
             If a value can't be sent; the message names it.
         """
-        variables.check_names(values)
-        variables.push(*self._session.ready(ranks), values)
+        push_pull.check_names(values)
+        push_pull.push(*self._session.ready(ranks), values)
 
     def pull(self, names: str | Sequence[str], ranks: str | int | Iterable[int] = 0) -> dict[int, dict[str, Any]]:
         """Return variables of ranks: by rank, then by name.
@@ -267,8 +268,8 @@ class Cluster:
             If a value can't be sent; the message names it and its ranks.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        variables.check_names(wanted)
-        return variables.pull(*self._session.ready(ranks), wanted)
+        push_pull.check_names(wanted)
+        return push_pull.pull(*self._session.ready(ranks), wanted)
 
     def copy(self, names: str | Sequence[str], source: int = 0, ranks: str | int | Iterable[int] = "all") -> None:
         """Copy variables from one rank to others.
@@ -281,10 +282,10 @@ class Cluster:
             If a value can't be sent; the message names it.
         """
         names = [names] if isinstance(names, str) else names
-        variables.check_names(names)
+        push_pull.check_names(names)
         _, (source,) = self._session.ready(source)
         launch, chosen = self._session.ready(ranks)
-        variables.copy(launch, source, chosen, names)
+        push_pull.copy(launch, source, chosen, names)
 
     def diff(self, name: str, ranks: str | int | Iterable[int] = "all") -> Comparison:
         """Compare a variable over ranks, e.g. a model whose parameters should be the same on all.
@@ -299,8 +300,8 @@ class Cluster:
         UsageError
             If the name is not valid, or a rank has no such variable.
         """
-        variables.check_names([name])
-        return variables.diff(*self._session.ready(ranks), name)
+        push_pull.check_names([name])
+        return push_pull.diff(*self._session.ready(ranks), name)
 
     # Features
 
@@ -308,6 +309,11 @@ class Cluster:
     def checkpoints(self) -> Checkpoints:
         """Saves and loads checkpoints of the ranks' variables."""
         return self._checkpoints
+
+    @property
+    def debugger(self) -> Debugger:
+        """Debugs the cells of the ranks, for a client of the Debug Adapter Protocol."""
+        return self._session.debugger
 
     @property
     def introspection(self) -> Introspection:
@@ -410,11 +416,6 @@ class Cluster:
     def check_open(self) -> None:
         """Raise a ClusterClosedError with the reason if the cluster has ended."""
         self._session.launch.check_open()
-
-    @property
-    def lost_because(self) -> str:
-        """Why its ranks are no longer reachable, and what to do; empty while they are."""
-        return self._session.launch.lost_because
 
     def __repr__(self) -> str:
         """Return the cluster's name, the number of ranks and their hosts."""

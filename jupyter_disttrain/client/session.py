@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..config.rank_selection import parse_ranks
 from ..errors import ClusterClosedError, UsageError
+from ..features.debugger.client import Debugger
 from ..features.telemetry.client import Telemetry
 from ..protocol.requests import Interrupt
 from ..protocol.states import RankState
@@ -61,6 +62,7 @@ class Session:
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
         self.telemetry = Telemetry(config.sample_s, self._note)
+        self.debugger = Debugger(lambda: self.launch)
         self.cells: Cells | None = None  # None until the ranks are ready
         self.job_watch: JobWatch | None = None  # present if the ranks run in a Slurm job
         self.restarting = threading.RLock()  # held while ranks are started or ended
@@ -133,6 +135,7 @@ class Session:
         wait([future for entry, future in self._interrupts if entry.state != RankState.DEAD], CLUSTER_NANNY_SECONDS)
         self._interrupts.clear()
         self.mark_used()
+        self.debugger.prepare()
         with held_interrupts() as held:
             restore_group(launch, chosen, self.supervisor.form)
             while not self.restarting.acquire(timeout=SETTLE_CHECK_SECONDS):  # the ranks are being ended

@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..protocol.messages import Acknowledged, Asked, RankDeath, Used
+from ..protocol.messages import Acknowledged, Asked, DebugMessage, Used
+from ..protocol.rank_death import RankDeath
 from ..protocol.requests import Publish
 from ..protocol.states import RankState
 from .cells.events import event_from
@@ -61,6 +62,8 @@ class SessionMessages:
             self._session.telemetry.take(rank, msg_type, message["content"])
         elif msg_type == Used.msg_type:
             self._session.mark_used()
+        elif msg_type == DebugMessage.msg_type:
+            self._session.debugger.take(rank, message["content"]["message"])
         elif msg_type == Asked.msg_type:
             self._on_asked(Asked.from_content(message["content"]), entry)
         elif msg_type == RankDeath.msg_type:
@@ -97,6 +100,7 @@ class SessionMessages:
             if session.launch.table[entry.info.rank] is not entry or entry.state == RankState.DEAD:
                 return
             session.telemetry.end_rank(entry.info.rank, expected=bool(message["content"]["expected"]))
+            session.debugger.on_end(entry.info.rank)
             self._take(entry, message)
 
         if session.job_watch is None:

@@ -22,8 +22,8 @@ import psutil
 from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
 from ..errors import LaunchError
+from ..file_lock import check_locks
 from ..private_files import make_private_below
-from ..protocol.file_lock import check_locks
 from ..protocol.shared_memory import NANNIES, NOTEBOOK, PREFIX, ROOT
 from ..protocol.time_limits import BIRTH_SECONDS, FOLDERS_STALE_SECONDS, REMOVAL_SECONDS
 from ..rank_sessions import FOLDER as SESSIONS

@@ -15,7 +15,7 @@ from typing import Any
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalProcessLauncher
 from traitlets import Unicode
 
-from ..protocol.messages import signal_text
+from ..protocol.rank_death import signal_text
 from ..protocol.time_limits import LOCAL_DYING_SECONDS
 
 WELL_ENDED = "exited with code 0"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.environment import IPYTHON_PROFILE
 from .cell_completion import CellIntrospection
+from .debug_requests import DebugRequests
 from .magics.arguments import PARSERS, complete_options
 from .magics.cell_magics import CellMagics
 from .magics.cluster_magics import ClusterMagics
@@ -55,6 +56,7 @@ class Extension:
         self._magics = [kind(shell, self.clusters) for kind in MAGICS]
         watch_cells(shell)
         self._introspection = CellIntrospection(shell, self.clusters)
+        self._debug_requests = DebugRequests(shell, self.clusters) if hasattr(shell, "kernel") else None
         shell.events.register("post_run_cell", self._explain)
         shell.register_magics(*self._magics)
         shell.configurables.append(self.settings)  # type: ignore[arg-type]  # IPython's list is typed too narrowly
@@ -72,6 +74,8 @@ class Extension:
         """End the clusters and remove the magics."""
         self._shell.events.unregister("post_run_cell", self._explain)
         self._introspection.remove()
+        if self._debug_requests is not None:
+            self._debug_requests.remove()
         self.clusters.close()
         self.clusters.transformers.remove()
         for magics in self._magics:

@@ -223,6 +223,13 @@ class AnswerQuestion(RankControlRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Debug(RankControlRequest):
+    """Serve a request of the Debug Adapter Protocol; the response is published as a ``DebugMessage``."""
+
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Complete(RankControlRequest):
     """Complete the text at the cursor of a cell.
 

@@ -1,7 +1,7 @@
 """Serialize values for transport between a rank and the notebook.
 
 Covers: pickling with tensors and arrays as separate buffers, both directions.
-Does not cover: sending the buffers (``client.transport.link``), which names are sent (``client.cells.variables``).
+Does not cover: sending the buffers (``client.transport.link``), which names are sent (``client.cells.push_pull``).
 
 A tensor's memory is passed as it is: no copy is made while pickling a contiguous CPU tensor, and none while unpickling.
 CUDA tensors are copied to the CPU first. This module never imports torch by itself: the sender has imported it already,

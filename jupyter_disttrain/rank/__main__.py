@@ -103,7 +103,7 @@ def _stay_with(nannies: OwnNannies | Forks) -> None:
 
 def _report_killed(nanny: int, number: int) -> None:
     """Report that a nanny was killed: a client whose ranks still start has no other way to know."""
-    from ..protocol.messages import signal_text  # noqa: PLC0415
+    from ..protocol.rank_death import signal_text  # noqa: PLC0415
     from .startup.startup_args import write_trouble  # noqa: PLC0415
 
     with suppress(OSError):  # the cluster has ended, and its folder with it

@@ -27,7 +27,8 @@ from ..errors import UsageError
 from ..features.introspection.client import VariableRequests
 from ..features.telemetry.client import Telemetry
 from ..features.telemetry.snapshot import snapshot
-from ..protocol.messages import Acknowledged, Asked, NannyHello, RankDeath, RankVitals
+from ..protocol.messages import Acknowledged, Asked, NannyHello, RankVitals
+from ..protocol.rank_death import RankDeath
 from ..protocol.requests import Figures, Publish
 from ..protocol.states import RankActivity, RankState
 from ..protocol.time_limits import ACKNOWLEDGE_SECONDS, LIVE_NANNY_SECONDS, LIVE_RECEIVE_SECONDS

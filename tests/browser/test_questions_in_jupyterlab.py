@@ -1,11 +1,12 @@
-"""Questions of ranks and debuggers in JupyterLab's input line.
+"""Questions of ranks and debuggers in JupyterLab's input line, and JupyterLab's debugger over the ranks.
 
-Does not cover: what each command does (``tests/integration/cells/test_debuggers.py``).
+Does not cover: what each command does (``tests/integration/user_input``, ``tests/integration/features/debugger``).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,13 @@ START = "%load_ext jupyter_disttrain\n%dist_init -n 3 --launcher local --backend
 ASK = "%%distributed\nprint('before')\nrate = float(input('rate? '))\nprint('rate', rate)"
 STOP = "%%distributed\ntotal = rank * 10\nbreakpoint()\ntotal += 1\nprint('total', total)"
 DIE = "%%distributed\nimport os\nprint('pid', os.getpid())\nif rank == 1: input('still there? ')"
+
+STEPS = """%%distributed
+def double(value):
+    result = value * 2
+    return result
+
+print('double', double(rank + 1))"""
 
 OPEN_LINE = ".jp-Stdin:visible"  # JupyterLab hides it once it was answered
 
@@ -67,3 +75,31 @@ def test_ranks_ask_in_the_input_line(open_notebook: Callable[..., Page]) -> None
     page.locator(OPEN_LINE).wait_for(state="detached")
     output(page, 3, "was killed by SIGKILL")
     take_picture(page, "withdrawn_question")
+
+
+@pytest.mark.browser
+def test_debugger_panel_shows_the_frames_of_all_ranks(open_notebook: Callable[..., Page]) -> None:
+    page = open_notebook(START.replace("-n 3", "-n 2"), STEPS)
+    run_cell(page, 0)
+    output(page, 0, "ranks 0-1 ready")
+    page.locator(".jp-DebuggerBugButton").first.click()
+    page.locator(".jp-DebuggerVariables", has_text="cluster").wait_for(timeout=60_000)  # the notebook's own
+    cell = page.locator(".jp-Notebook-cell").nth(1)
+    cell.locator(".cm-line").nth(2).click()
+    cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(3).click()
+    page.locator(".jp-DebuggerBreakpoints", has_text="3").wait_for()
+    run_cell(page, 1)
+    frames = page.locator(".jp-DebuggerCallstack li")
+    frames.nth(3).wait_for(timeout=60_000)  # of both ranks
+    cell.locator(".jp-DebuggerEditor-highlight", has_text="result = value * 2").wait_for()
+    variables = page.locator(".jp-DebuggerVariables")
+    for rank in (0, 1):
+        frames.filter(has_text=f"rank {rank} · double").click()
+        variables.filter(has_text=re.compile(rf"value:?\s*{rank + 1}")).wait_for()
+    take_picture(page, "debugger_panel")
+    page.evaluate("() => void window.jupyterapp.commands.execute('debugger:next')")
+    variables.filter(has_text=re.compile(r"result:?\s*4")).wait_for()
+    assert "Cell [*]:3" in frames.filter(has_text="rank 0 · double").inner_text()  # waits meanwhile
+    take_picture(page, "debugger_step")
+    page.evaluate("() => void window.jupyterapp.commands.execute('debugger:continue')")
+    assert "double 2" in output(page, 1, "double 4")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CACHE_OF_TORCH = "torchinductor_"  # a folder created by every program with torch
+CELLS_OF_IPYKERNEL = "ipykernel_"  # the folder of the cells of a notebook that was debugged
 SHARED_MEMORY = Path("/dev/shm")
 
 first_seen_in: dict[str, str] = {}  # folder -> the test after which it was first seen
@@ -77,7 +78,8 @@ def nothing_is_left(own_folders: Path) -> Iterator[None]:
     files = list(clusters.rglob("*")) if clusters.exists() else []
     assert not files, f"files left: {files}, of {[first_seen_in.get(path.name) for path in clusters.iterdir()]}"
     found = (own_folders / "temporary").iterdir()
-    temporary = [path for path in found if not path.name.startswith(CACHE_OF_TORCH) and not is_probe(path)]
+    of_others = CACHE_OF_TORCH, CELLS_OF_IPYKERNEL
+    temporary = [path for path in found if not path.name.startswith(of_others) and not is_probe(path)]
     assert not temporary, f"temporary files left: {temporary}, of {[first_seen_in.get(p.name) for p in temporary]}"
     labs = [line for place in places.claimed for line in places.left_of(place)]
     assert not labs, f"left of a lab: {labs}"

@@ -116,6 +116,15 @@ class Notebook:
             self._manager.shutdown_kernel(now=False)
 
     @property
+    def connection_file(self) -> str:
+        """The path of the kernel's connection file."""
+        return str(self._manager.connection_file)
+
+    def connect(self) -> Any:
+        """Return another client of the kernel, whose channels are not started."""
+        return self._manager.blocking_client()
+
+    @property
     def alive(self) -> bool:
         return bool(self._manager.is_alive())
 

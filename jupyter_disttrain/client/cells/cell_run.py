@@ -41,7 +41,7 @@ from ...protocol.time_limits import (
 from ...sigint import PATIENT_INTERRUPTS, DeferredSigint, held_interrupts
 from .cell_state import CellState
 from .events import Asked, AskingEnded, Died, Elided, Event, OutputEnded, Printed, Replied
-from .questions import OpenQuestions
+from .open_questions import OpenQuestions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

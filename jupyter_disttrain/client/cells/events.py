@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.messages import LogTrouble, OutputElided, Question, QuestionEnded, RankDeath, Record
+from ...protocol.messages import LogTrouble, OutputElided, Question, QuestionEnded, Record
+from ...protocol.rank_death import RankDeath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

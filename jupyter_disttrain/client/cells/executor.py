@@ -22,7 +22,7 @@ from ..startup.rank_table import check_idle
 from .cell_run import CellRun, Listener, not_back
 from .events import Died, OutputEnded, Replied
 from .history import CellEntry, MagicEntry, Origin
-from .variables import with_value
+from .push_pull import with_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

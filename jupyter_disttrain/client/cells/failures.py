@@ -2,7 +2,7 @@
 
 Covers: the last lines of a dead rank's stderr and faulthandler's report of its crash, with the cell's or script's line;
 which failures are the same, how each rank's failure differs.
-Does not cover: how a process ended (``messages.RankDeath``), ranks that only waited for another (``cell_state``),
+Does not cover: how a process ended (``protocol.rank_death``), ranks that only waited for another (``cell_state``),
 display (``errors``).
 
 Errors of one type at one line of the cell are one failure: it has one traceback, and for every other rank only the

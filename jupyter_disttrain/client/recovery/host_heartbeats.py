@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ...launchers.hosts.host_watch import HostWatch
-from ...protocol.messages import RankDeath
+from ...protocol.rank_death import RankDeath
 from ...protocol.requests import End, Ping
 from ...protocol.states import RankState
 from ...protocol.time_limits import FORGET_SECONDS, GONE_SECONDS, HOST_WATCH_SILENT_SECONDS

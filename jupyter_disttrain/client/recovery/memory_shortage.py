@@ -19,7 +19,8 @@ from ...rank_sessions import descendants
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ...protocol.messages import RankDeath, RankVitals
+    from ...protocol.messages import RankVitals
+    from ...protocol.rank_death import RankDeath
     from ..startup.rank_table import RankEntry
 
 _SHORTAGE = re.compile(

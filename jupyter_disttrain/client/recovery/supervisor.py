@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ...features.telemetry.warnings import Remarks
-    from ...protocol.messages import RankDeath
+    from ...protocol.rank_death import RankDeath
     from ...protocol.ranks import RankInfo
     from ..startup.launch import Launch
     from ..startup.rank_table import RankEntry

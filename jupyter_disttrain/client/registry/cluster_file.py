@@ -23,9 +23,9 @@ from ...config.cluster import ClusterConfig
 from ...config.hosts import HostSlots
 from ...config.slurm import SlurmOptions
 from ...errors import LaunchError, UsageError
+from ...file_lock import take_lock
 from ...launchers.folders import Folders, answers
 from ...private_files import make_private_below, read_own, replace_private
-from ...protocol.file_lock import take_lock
 from ...protocol.ranks import RankInfo
 from ..startup.progress import FILE as STARTING
 from ..startup.progress import StartingFile

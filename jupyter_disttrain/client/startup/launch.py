@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...config.cluster import ClusterConfig
-    from ...protocol.messages import RankDeath
+    from ...protocol.rank_death import RankDeath
     from ..registry.cluster_file import ClusterFile
 
 TICKS_PER_CHECK = 2  # timer ticks of the link between two checks of this machine's processes

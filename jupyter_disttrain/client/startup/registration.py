@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import LaunchError
 from ...process_table import runs
-from ...protocol.messages import NannyHello, RankDeath, RankHello
+from ...protocol.messages import NannyHello, RankHello
+from ...protocol.rank_death import RankDeath
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import AcknowledgeNannyHello, AcknowledgeRankHello, End, Ping
 from ...protocol.states import RankState

@@ -12,7 +12,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from ...protocol.messages import NannyHello, RankDeath, RankHello
+from ...protocol.messages import NannyHello, RankHello
+from ...protocol.rank_death import RankDeath
 from .link import FIGURES
 
 if TYPE_CHECKING:

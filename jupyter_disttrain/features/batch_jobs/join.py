@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.frameworks import PCI_ORDER
 from ...errors import LaunchError, UsageError
+from ...file_lock import check_locks
 from ...private_files import read_own
 from ...process_table import wait_for_end
 from ...protocol.connection_file import JobFile, JobTrace, check_beside, package_version, remove_own
@@ -45,7 +46,6 @@ from ...protocol.environment import (
     SAMPLE_SECONDS,
     WITHOUT_TORCH,
 )
-from ...protocol.file_lock import check_locks
 from ...protocol.ranks import counted
 from ...protocol.shared_memory import PREFIX, ROOT
 from ...protocol.time_limits import CONTROLLER_SECONDS, FIGURES_SECONDS, JOIN_POLL_SECONDS, OTHERS_SECONDS

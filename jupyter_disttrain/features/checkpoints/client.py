@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import Origin
-from ...client.cells.variables import check_names
+from ...client.cells.push_pull import check_names
 from ...errors import RankFailure, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.states import RankState

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import Origin
-from ...client.cells.variables import ask
+from ...client.cells.push_pull import ask
 from ...errors import CodeError, UsageError
 from ...protocol.ranks import label_ranks
 from ...protocol.requests import CompareFiles, ListModules, WriteFiles

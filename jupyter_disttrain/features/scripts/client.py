@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.history import CellEntry, Origin, is_whole, last_of_each
-from ...client.cells.variables import ask
+from ...client.cells.push_pull import ask
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...launchers.mpi import mpi_obstacle

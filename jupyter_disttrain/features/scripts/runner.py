@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import LaunchError
 from ...process_table import runs, start_time
 from ...protocol.environment import NO_WARM, PREFIX, PRELOAD, WITHOUT_TORCH
-from ...protocol.messages import signal_text
+from ...protocol.rank_death import signal_text
 from ...protocol.time_limits import PROGRAM_WHERE_SECONDS, PROGRAMS_GRACE_SECONDS, PROGRAMS_POLL_SECONDS
 from ...rank.libraries.defaults import without_session_defaults
 from ...rank.nanny.exit_report import StackReader

@@ -18,7 +18,7 @@ import zmq
 
 from ...client.cells.events import Died, Replied
 from ...client.cells.history import Origin
-from ...client.cells.variables import ask, check_names, push
+from ...client.cells.push_pull import ask, check_names, push
 from ...config.data_urls import is_address, without_secrets
 from ...errors import ClusterClosedError, StageError
 from ...protocol.ranks import counted, label_ranks, size_text

@@ -1,7 +1,7 @@
 """Define the magics that run cells on ranks, wait for them and interrupt them, and those that move variables.
 
 Does not cover: scripts (``script_magics``), showing the output of a cell (``notebook.output.renderer``), how values
-travel (``client.cells.variables``).
+travel (``client.cells.push_pull``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from IPython.core.magic import cell_magic, line_cell_magic, magics_class
 
-from ...client.cells.variables import check_names
+from ...client.cells.push_pull import check_names
 from ...config.rank_selection import parse_ranks
 from ...errors import UsageError
 from ...protocol.ranks import label_ranks
@@ -31,6 +31,11 @@ _OF_A_CELL = (
 )
 
 
+def code_for_ranks(name: str, args: argparse.Namespace, cell: str) -> str:
+    """Return what ranks run for a cell: its magic's line is a comment, so that line 3 of the cell is line 3 there."""
+    return cell if args.bare else f"#%%{name} {args.line}".rstrip() + f"\n{cell}"
+
+
 @magics_class
 class CellMagics(ClusterUsingMagics):
     """The magics for cells and variables."""
@@ -38,12 +43,12 @@ class CellMagics(ClusterUsingMagics):
     @magic(ranks_option(), *_OF_A_CELL, kind=cell_magic, expands=False)
     def distributed(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on every rank, or on those named, and show what each rank prints."""
-        self._run("%%distributed", args, cell)
+        self._run("distributed", args, cell)
 
     @magic(option("ranks", nargs="+", help="ranks, e.g. 0, [0,2] or 0-3"), *_OF_A_CELL, kind=cell_magic, expands=False)
     def rank(self, args: argparse.Namespace, cell: str) -> None:
         """Run the cell on some ranks: ``%%rank 0``, ``%%rank [0,2]`` or ``%%rank[0-2]``."""
-        self._run("%%rank", args, cell)
+        self._run("rank", args, cell)
 
     def _run(self, name: str, args: argparse.Namespace, cell: str) -> None:
         cluster = self.clusters.require(args.name)
@@ -53,8 +58,7 @@ class CellMagics(ClusterUsingMagics):
         chosen = parse_ranks(ranks_of(args), cluster.world_size)
         options = self.clusters.run_options(cluster, chosen, args)
         sync_before_cell(self.clusters, cluster, chosen)
-        # As a comment, so that line 3 of the cell is line 3 on the ranks, which run the cell without it.
-        code = cell if args.bare else f"#{name} {args.line}".rstrip() + f"\n{cell}"
+        code = code_for_ranks(name, args, cell)
         run = cluster.run(code, chosen, values=args.out is not None, stop_at_error=args.pdb, **options)
         if args.noblock:
             self.clusters.wait_later(cluster, run, args.out)

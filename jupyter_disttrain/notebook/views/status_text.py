@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...client.registry.cluster_file import running
+from ...errors import ClusterClosedError
 from ...features.telemetry.snapshot import snapshot
 from ...features.telemetry.warnings import duration
 from ...protocol.ranks import counted, label_ranks, size_text
@@ -105,11 +106,19 @@ def status_text(cluster: Cluster) -> str:
     launcher = cluster.config.job or cluster.config.launcher
     running = {entry.info.rank for entry in table if entry.state is RankState.RUNNING}
     progress = cluster.telemetry.remarks.of_progress(running)
-    lines: list[str] = [cluster.job, cluster.lost_because, _warning(cluster), *_align(rows)]
+    lines: list[str] = [cluster.job, _why_lost(cluster), _warning(cluster), *_align(rows)]
     lines += [_node(node) for node in cluster.telemetry.nodes]
     lines += [progress, *found["remarks"], _metrics(cluster)]
     title = f"{cluster.name}: {label_ranks(range(len(table)))} · {launcher} · {table[0].info.backend}"
     return "\n".join([title, *(f"  {line}" for line in lines if line)])
+
+
+def _why_lost(cluster: Cluster) -> str:
+    try:
+        cluster.check_open()
+    except ClusterClosedError as error:
+        return str(error)
+    return ""
 
 
 def _metrics(cluster: Cluster) -> str:

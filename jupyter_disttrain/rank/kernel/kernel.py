@@ -21,11 +21,13 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import ipykernel.compiler
 from ipykernel.jsonutil import json_clean
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from ...errors import UnserializableValueError
+from ...features.debugger.rank.debugger import RankDebugger
 from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
 from ...protocol.requests import Handlers, RankRequest, Reply
@@ -34,11 +36,11 @@ from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
-from ..nanny.process_tree import WAKE_SIGNAL
+from ..nanny.process_tree import WAKE_SIGNAL, signal_main_thread
 from ..output import user_code
 from ..output.streams import Descriptors, flush_all, restore_streams
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
-from ..user_input.debuggers import let_debuggers_ask, stop_tracing
+from ..user_input.debugger_hooks import let_debuggers_ask, stop_tracing
 from ..user_input.questions import Questions
 from . import cell_errors
 from .requests import serves, serves_beside
@@ -98,7 +100,15 @@ class RankKernel(IPythonParallelKernel):
         self._begun: deque[str] = deque(maxlen=CELLS_REMEMBERED)
         self._interrupts = 0
         self.shell.questions = Questions(self._publish_record, lambda: self.cell is not None, lambda: self._interrupts)
-        let_debuggers_ask(self.shell.questions)
+        self.shell.rank_debugger = RankDebugger(
+            self.shell.questions,
+            self._publish_record,
+            self._wake_main_thread,
+            hidden=lambda: self.shell.user_ns_hidden,
+            hold_timeouts=self._hold_timeouts,
+            folder_of_cells=lambda: str(ipykernel.compiler.get_tmp_directory()),  # it is replaced later
+        )
+        let_debuggers_ask(self.shell.questions, self.shell.rank_debugger)
         # An interrupt of an earlier cell is dropped while SIGINT has no effect.
         self.cell_starts: Subscribers = [self._deferral.drop_interrupt, self._accept_interrupts]
 
@@ -108,8 +118,21 @@ class RankKernel(IPythonParallelKernel):
         self.cell_starts += [user_code.set_cells, self.shell.clear_state, self._torch_flags.note]
         self._request_handler = request_handler
         signal.signal(RELEASE_SIGNAL, self._on_release)
-        signal.signal(WAKE_SIGNAL, ignore_signal)
+        signal.signal(WAKE_SIGNAL, self._on_wake)
         self.shell.is_late = lambda: self._interrupted and not self._deferral.waits
+
+    def _wake_main_thread(self) -> None:
+        """Have the main thread trace what it runs, if the debugger wants that; a call in C code returns first."""
+        if self.cell is not None:
+            signal_main_thread(os.getpid(), WAKE_SIGNAL)
+
+    def _on_wake(self, _number: int, frame: Any) -> None:
+        if self.cell is not None:
+            self.shell.rank_debugger.begin(frame)
+
+    def _hold_timeouts(self, held: bool) -> None:
+        if self._request_handler.group is not None:
+            self._request_handler.group.hold_timeouts(held)
 
     def _publish_status(self, *_args: Any, **_options: Any) -> None:
         """Publish no status of a request: only a cell with output has one, at its end."""
@@ -169,6 +192,7 @@ class RankKernel(IPythonParallelKernel):
         self._request_handler.metrics.end_cell()
         self.cell = None
         stop_tracing()
+        self.shell.rank_debugger.end_cell()
         error = shell.error if reply["status"] == "error" else None
         if cell_errors.is_good_exit(error) and not (self._interrupted or self._rank_end.was_interrupted):
             error, reply = None, {"status": "ok", "duration_s": reply["duration_s"]}
@@ -210,6 +234,7 @@ class RankKernel(IPythonParallelKernel):
         try:
             if self._interrupted:
                 raise KeyboardInterrupt  # noqa: TRY301  (an interrupt that arrived just before counts too)
+            self.shell.rank_debugger.begin()
             return await self.do_execute(code, False, True, {}, False)  # type: ignore[no-any-return]
         except KeyboardInterrupt as error:
             # Raised just before or after the cell's own code, or while ipykernel formatted the error.

@@ -239,6 +239,10 @@ class RequestHandler:
     def _answer_question(self, request: requests.AnswerQuestion, _cell: dict[str, Any] | None) -> None:
         self._shell.questions.answer(request)
 
+    @serves_beside(requests.Debug)
+    def _debug(self, request: requests.Debug, _cell: dict[str, Any] | None) -> None:
+        self._shell.rank_debugger.take(request.message)
+
     @serves_beside(requests.Complete)
     def _complete(self, request: requests.Complete, _cell: dict[str, Any] | None) -> dict[str, Any]:
         return complete(self._shell, request.code, request.cursor)

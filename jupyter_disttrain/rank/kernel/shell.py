@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from bdb import BdbQuit
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult
 
     from ...features.checkpoints.rank import Checkpoints
+    from ...features.debugger.rank.debugger import RankDebugger
     from ...features.reloading.rank import LocalModules
     from ...features.scripts.rank import Scripts
     from ...features.staging.rank import Staging
@@ -97,6 +98,7 @@ class RankShell(ZMQInteractiveShell):
     staging: Staging
     local_modules: LocalModules
     questions: Questions
+    rank_debugger: RankDebugger
     stops_at_errors = False  # %pdb: a debugger starts in the frame of each cell's error
     stops_at_error = False  # the same for the running cell, whose magic may have --pdb
     _kept_error: BaseException | None = None  # the last cell's error with its frames, for %debug
@@ -246,7 +248,13 @@ class RankShell(ZMQInteractiveShell):
 
     def _stop_at(self, error: BaseException) -> None:
         """Start a debugger where the cell's error was raised; an interrupt ends the debugger."""
-        if not self.stops_at_error or self._depth != 1 or not _is_debuggable(error) or is_of_group(error):
+        is_remote = self.rank_debugger.is_attached
+        is_wanted = self.stops_at_error or (is_remote and self.rank_debugger.stops_at_errors)
+        if not is_wanted or self._depth != 1 or not _is_debuggable(error) or is_of_group(error):
+            return
+        if is_remote:
+            with suppress(KeyboardInterrupt):  # it ends the debugger
+                self.rank_debugger.stop_at_error(error, f"{type(error).__name__}: {tracebacks.text_of(error)}")
             return
         self._print_traceback([tracebacks.shorten(f"{type(error).__name__}: {tracebacks.text_of(error)}")])
         try:

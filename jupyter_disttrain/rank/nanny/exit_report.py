@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.environment import LAUNCHER
-from ...protocol.messages import RankDeath
+from ...protocol.rank_death import RankDeath
 from ...protocol.time_limits import COUNT_SECONDS, STACK_SECONDS
 from .process_tree import signal_main_thread
 from .stderr_filter import without_noise

@@ -34,7 +34,7 @@ from ...private_files import replace_private
 from ...process_table import runs
 from ...protocol import requests
 from ...protocol.environment import CONNECTION_FILE, KEEP, LOCAL_DIR, PROFILE_DIR
-from ...protocol.messages import METRICS, LogTrouble, NannyHello, RankDeath, Record
+from ...protocol.messages import METRICS, LogTrouble, NannyHello, Record
 from ...protocol.metric_blocks import unpack
 from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import (
@@ -57,6 +57,8 @@ from .replay_buffer import ReplayBuffer
 if TYPE_CHECKING:
     import resource
     from collections.abc import Callable
+
+    from ...protocol.rank_death import RankDeath
 
 
 serves = Handlers()

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _COLLECTIVE = ("torch.distributed.", "torch.autograd.")  # modules whose functions call collectives, also in C code
 
+_HELD = timedelta(days=30)  # the timeout of collectives while a debugger is attached
+_WITH_TIMEOUT = tuple(getattr(c10d, name) for name in ("ProcessGroupGloo", "ProcessGroupNCCL") if hasattr(c10d, name))
+
 
 class Group:
     """The default process group of this session."""
@@ -58,6 +61,7 @@ class Group:
         self._destroy = keep_ended_groups()
         self.broken = False  # the groups were aborted, or failed, and were not rebuilt yet
         self._timeout = timedelta(seconds=timeout_s)
+        self._timeouts: dict[tuple[str, str], timedelta] = {}  # that are not in force now, by group and device
         self._store: Any = None
         self._port = 0
         self._ours: Any = None  # the process group that the session made
@@ -78,6 +82,24 @@ class Group:
         self._init = self._wrap_init()
         remember_models()
         leave_defaults_open()
+
+    def hold_timeouts(self, held: bool) -> None:
+        """Let collectives that start from now on wait for ranks that a debugger has stopped; or restore the timeouts.
+
+        Only those of Gloo and NCCL, as torch has no way to set the others.
+        """
+        backends = {
+            (group.group_name, device.type): group._get_backend(device)  # noqa: SLF001
+            for group in list(c10d._world.pg_map)  # noqa: SLF001
+            for device in group._device_types  # noqa: SLF001
+        }
+        backends = {key: each for key, each in backends.items() if isinstance(each, _WITH_TIMEOUT)}
+        for key, each in backends.items():  # all of them before any is set: devices may share one
+            self._timeouts.setdefault(key, each.options._timeout)  # noqa: SLF001
+        for key, each in backends.items():
+            each._set_default_timeout(_HELD if held else self._timeouts[key])  # noqa: SLF001
+        if not held:
+            self._timeouts.clear()
 
     def open_store(self, address: str, port: int, generation: int) -> int:
         """Open a store on rank 0 for the group of this generation; return its port, which the kernel chooses for 0."""

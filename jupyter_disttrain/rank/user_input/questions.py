@@ -2,7 +2,7 @@
 
 Covers: ``input()``, ``getpass()`` and the prompts of debuggers, on the main thread of a rank.
 Does not cover: reading ``sys.stdin`` (``stdin``), the debuggers themselves (``rank_pdb``), how the notebook asks
-(``client.cells.questions``).
+(``client.cells.open_questions``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 from bdb import Bdb
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.messages import Question, QuestionEnded
@@ -20,7 +21,7 @@ from ..interrupts.deferral import PACKAGE, is_statement, outwards
 from ..output.streams import flush_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ...protocol.messages import Record
     from ...protocol.requests import AnswerQuestion
@@ -67,19 +68,27 @@ class Questions:
         if reason := self.refusal():
             raise _refused(prompt, reason, is_password=is_password, is_debugger=is_debugger)
         self._number = number = self._number + 1
-        outer, self.asks = self.asks, "a debugger" if is_debugger else "getpass()" if is_password else "input()"
         flush_all(sys.stdout, sys.stderr)
-        try:
-            self._publish(Question(number=number, prompt=prompt, is_password=is_password, is_debugger=is_debugger))
-            answer = self._wait_for_answer(number)
-        finally:
-            self.asks = outer  # of a question during which a signal's handler has asked this one
-            self._publish(QuestionEnded(number=number))
+        with self.waiting_for_user("a debugger" if is_debugger else "getpass()" if is_password else "input()"):
+            try:
+                self._publish(Question(number=number, prompt=prompt, is_password=is_password, is_debugger=is_debugger))
+                answer = self._wait_for_answer(number)
+            finally:
+                self._publish(QuestionEnded(number=number))
         if answer.refusal:
             raise _refused(prompt, answer.refusal, is_password=is_password, is_debugger=is_debugger)
         if answer.is_end:
             raise EOFError
         return answer.text
+
+    @contextmanager
+    def waiting_for_user(self, what: str) -> Iterator[None]:
+        """Report meanwhile that this waits for the user: such a rank does not hang."""
+        outer, self.asks = self.asks, what
+        try:
+            yield
+        finally:
+            self.asks = outer  # of a question during which a signal's handler has asked this one
 
     def refusal(self) -> str:
         """Why code can't ask now; empty if it can."""

@@ -2,7 +2,7 @@
 
 Covers: where it differs from IPython's: it stops at once, steps from one statement of a cell to the next, shows no
 frame outside the cell, and an interrupt ends it and the cell.
-Does not cover: what starts it (``debuggers``).
+Does not cover: what starts it (``debugger_hooks``).
 """
 
 from __future__ import annotations

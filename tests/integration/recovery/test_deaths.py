@@ -16,7 +16,7 @@ from jupyter_disttrain import Cluster
 from jupyter_disttrain.client.cells import cell_run
 from jupyter_disttrain.client.lifecycle import Lifecycle
 from jupyter_disttrain.errors import ClusterClosedError, GivenUpError, RankFailure
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 from ...conftest import LAUNCHERS
 from ...support.listeners import Interrupter

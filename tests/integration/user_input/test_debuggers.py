@@ -1,7 +1,7 @@
 """Debuggers on ranks, at the prompt of a real kernel's front end.
 
 Covers: breakpoint(), pdb, %debug, --pdb, %dist_debug, torch.distributed.breakpoint, on several ranks at once.
-Does not cover: whose turn it is (``tests/unit/client/test_questions.py``), JupyterLab's debugger.
+Does not cover: whose turn it is (``tests/unit/client/test_open_questions.py``), JupyterLab's debugger.
 """
 
 from __future__ import annotations

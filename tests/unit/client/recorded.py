@@ -10,7 +10,7 @@ from jupyter_disttrain.client.startup.launch import Launch
 from jupyter_disttrain.client.startup.rank_table import RankEntry
 from jupyter_disttrain.client.startup.registration import as_message
 from jupyter_disttrain.launchers.placement import Placement
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 from ..records import rank_info
 

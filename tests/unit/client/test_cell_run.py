@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from jupyter_disttrain.client.cells import cell_run, variables
+from jupyter_disttrain.client.cells import cell_run, push_pull
 from jupyter_disttrain.client.cells.cell_run import CellRun
 from jupyter_disttrain.client.cells.events import Asked, Event, Printed, Replied
 from jupyter_disttrain.client.cells.executor import Cells
@@ -213,7 +213,7 @@ def test_request_to_a_rank_that_is_replaced_meanwhile_fails() -> None:
 
     launch = SimpleNamespace(table=table, open_link=SimpleNamespace(request=request))
     with pytest.raises(UsageError, match=r"rank 1 \(vm\) died before it replied"):
-        variables.ask(cast("Any", launch), [0, 1], Pull(names=["x"]))
+        push_pull.ask(cast("Any", launch), [0, 1], Pull(names=["x"]))
 
 
 def cells_of(table: list[RankEntry], interrupt: Callable[..., None] = lambda _ranks: None, **supervisor: Any) -> Cells:

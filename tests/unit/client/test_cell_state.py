@@ -13,7 +13,7 @@ from jupyter_disttrain.client.cells.events import Died, Event, OutputEnded, Prin
 from jupyter_disttrain.client.cells.failures import SHORT_TEXT, differing_part
 from jupyter_disttrain.client.recovery.collective_steps import Steps
 from jupyter_disttrain.errors import RankFailure
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

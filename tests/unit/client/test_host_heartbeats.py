@@ -22,7 +22,7 @@ from jupyter_disttrain.config.cluster import ClusterConfig
 from jupyter_disttrain.config.hosts import parse_hosts
 from jupyter_disttrain.errors import HostLostError
 from jupyter_disttrain.features.telemetry.client import Telemetry
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 from ..records import rank_info
 
@@ -160,6 +160,7 @@ def test_late_duplicate_death_report_is_not_attributed_to_the_new_process() -> N
         ),
         job_watch=SimpleNamespace(if_it_runs=callbacks.append),  # the request to Slurm takes its time
         telemetry=telemetry,
+        debugger=SimpleNamespace(on_end=nothing),
     )
     messages = SessionMessages(cast("Any", session), interrupt=nothing, reset=nothing, shutdown=nothing, leave=nothing)
     for _ in range(3):

@@ -30,7 +30,8 @@ from jupyter_disttrain.errors import UsageError
 from jupyter_disttrain.features.scripts.failure_report import how_shown, report_of
 from jupyter_disttrain.features.scripts.runner import of_rank
 from jupyter_disttrain.launchers.rank_environment import library_defaults
-from jupyter_disttrain.protocol.messages import RankDeath, RankHello, RankVitals
+from jupyter_disttrain.protocol.messages import RankHello, RankVitals
+from jupyter_disttrain.protocol.rank_death import RankDeath
 from jupyter_disttrain.rank.kernel import requests
 from jupyter_disttrain.rank.libraries import defaults as on_rank
 from jupyter_disttrain.rank.libraries import gpu_errors

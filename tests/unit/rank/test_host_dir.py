@@ -16,11 +16,11 @@ import pytest
 from jupyter_disttrain import private_files
 from jupyter_disttrain.client.registry.cluster_file import take_lease
 from jupyter_disttrain.errors import LaunchError, UsageError
+from jupyter_disttrain.file_lock import check_locks
 from jupyter_disttrain.launchers import folders
 from jupyter_disttrain.launchers.folders import Folders
 from jupyter_disttrain.protocol import shared_memory
 from jupyter_disttrain.protocol.environment import LOCAL_DIR, PROFILE_DIR
-from jupyter_disttrain.protocol.file_lock import check_locks
 from jupyter_disttrain.protocol.shared_memory import NANNIES, NOTEBOOK
 from jupyter_disttrain.rank.startup.host_dir import HostFolder
 from jupyter_disttrain.rank.startup.startup_args import write_trouble

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import DELIM, Session
 
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 from jupyter_disttrain.rank.nanny.nanny import Nanny
 from jupyter_disttrain.rank.startup.connection import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
 

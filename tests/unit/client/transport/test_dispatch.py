@@ -13,7 +13,7 @@ from jupyter_disttrain.client.startup.registration import Registration
 from jupyter_disttrain.client.transport.dispatch import MessageDispatcher
 from jupyter_disttrain.client.transport.link import FIGURES
 from jupyter_disttrain.config.cluster import ClusterConfig
-from jupyter_disttrain.protocol.messages import RankDeath
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 from ..recorded import RecordedLaunch, death
 

@@ -1,4 +1,4 @@
-"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.prewarm FOLDER``, until stdin is closed.
+"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.keep FOLDER``, until stdin is closed.
 
 A notebook runs it before its ranks start. Its environment is that of the ranks, as far as it selects the warm process.
 """

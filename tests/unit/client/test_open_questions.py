@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jupyter_disttrain.client.cells.events import Asked, AskingEnded, Died, Replied
-from jupyter_disttrain.client.cells.questions import OpenQuestions
-from jupyter_disttrain.protocol.messages import Question, QuestionEnded, RankDeath
+from jupyter_disttrain.client.cells.open_questions import OpenQuestions
+from jupyter_disttrain.protocol.messages import Question, QuestionEnded
+from jupyter_disttrain.protocol.rank_death import RankDeath
 
 RANKS = (0, 1, 2)
 LATER = 100.0  # after each wait

@@ -19,17 +19,21 @@ from .questions import DebuggerRefusedError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ...features.debugger.rank.debugger import RankDebugger
     from .questions import Questions
 
 
-def let_debuggers_ask(questions: Questions) -> None:
-    """Make debuggers of cells ask the user at the notebook."""
+def let_debuggers_ask(questions: Questions, remote: RankDebugger) -> None:
+    """Make debuggers of cells ask the user at the notebook, or in JupyterLab's debugger if ``remote`` is attached."""
 
     def stop_here(*_args: Any, header: str | None = None, **_options: Any) -> None:
         from .rank_pdb import RankPdb  # noqa: PLC0415  (imports a part of IPython that few cells need)
 
         if reason := questions.refusal():
             raise DebuggerRefusedError(reason)
+        if remote.is_attached:
+            remote.stop_at(sys._getframe(1), header or "")  # noqa: SLF001
+            return
         debugger = RankPdb()
         if header is not None:
             debugger.message(header)

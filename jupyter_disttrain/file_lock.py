@@ -10,7 +10,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

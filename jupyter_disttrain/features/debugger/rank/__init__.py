@@ -1,0 +1,1 @@
+"""The rank's side of the debugger."""

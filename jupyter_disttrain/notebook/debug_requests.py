@@ -1,0 +1,423 @@
+"""Serve the debugger of front ends for the notebook and its ranks together.
+
+Covers: the kernel's debug_request messages.
+Does not cover: the files of cells (``debugged_cells``), the ranks (``features.debugger``), the notebook's own process,
+which ipykernel and debugpy debug.
+
+ipykernel's method for debug_request messages is wrapped. A rank is a thread of the debugged program. JupyterLab shows
+one stopped thread: it gets the frames of all stopped ranks, those of one rank first (``shown_rank``). Steps act on that
+rank, while the others wait; "continue" acts on all. Choosing a frame of another rank shows that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipykernel import compiler
+
+from ..config.rank_selection import parse_ranks
+from ..errors import DisttrainError
+from ..features.debugger.client import FIRST_ID, FIRST_THREAD, rank_of_thread
+from ..protocol.time_limits import DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
+from .debugged_cells import file_on_ranks, line_of_statement, magic_call, text_of, write_cell
+from .magics.arguments import parse, ranks_of
+from .magics.cell_magics import code_for_ranks
+from .shown_rank import ShownRank
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
+
+    from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
+
+    from ..client import Cluster
+    from ..features.debugger.client import Debugger, Message
+    from .magics.clusters import Clusters
+
+_STEPS = ("next", "stepIn", "stepOut")
+_INTERNAL = ("jupyter_disttrain", "ipyparallel")
+_ONE_THREAD = ("jupyterlab",)  # clients that show one stopped thread
+_CAPABILITIES = {
+    "supportsConfigurationDoneRequest": True,
+    "supportsConditionalBreakpoints": True,
+    "supportsHitConditionalBreakpoints": True,
+    "supportsLogPoints": True,
+    "supportsEvaluateForHovers": True,
+    "supportsSetVariable": True,
+    "supportsSingleThreadExecutionRequests": True,
+    "supportsExceptionInfoRequest": True,
+    "exceptionBreakpointFilters": [
+        {"filter": "raised", "label": "Raised Exceptions", "default": False},
+        {"filter": "uncaught", "label": "Uncaught Exceptions", "default": True},
+    ],
+}
+
+
+class DebugRequests:
+    """The debugger of one notebook."""
+
+    def __init__(self, shell: InteractiveShell, clusters: Clusters) -> None:
+        self._shell: Any = shell
+        self._clusters = clusters
+        self._kernel: Any = shell.kernel  # type: ignore[attr-defined]
+        self._own: Callable[[Message], Awaitable[Message]] = self._kernel.do_debug_request
+        self._kernel.do_debug_request = self._serve
+        self._lock = threading.RLock()
+        self._is_started = self._is_local = False  # whether it is, and whether debugpy debugs the notebook's process
+        self._is_busy = False  # the notebook runs a cell, so debugpy can't start
+        self._shown: ShownRank | None = None  # for a client that shows one stopped thread
+        self._cells: dict[str, str] = {}  # path of a cell in the notebook, by the name of its file on the ranks
+        self._breakpoints: dict[str, list[Message]] = {}  # of cells for ranks, by their path in the notebook
+        if "pydevd" in sys.modules:
+            _leave_processes_alone()
+        shell.events.register("pre_run_cell", self._before_cell)
+        shell.events.register("post_run_cell", self._after_cell)
+
+    def remove(self) -> None:
+        """End the debugger of the ranks, and leave the kernel's debugger as it was."""
+        self._shell.events.unregister("pre_run_cell", self._before_cell)
+        self._shell.events.unregister("post_run_cell", self._after_cell)
+        self._detach()
+        del self._kernel.do_debug_request
+
+    # Cells
+
+    def _before_cell(self, info: ExecutionInfo) -> None:
+        self._is_busy = True
+        if self._is_started:
+            self._for_ranks(info.raw_cell or "")
+            self._attach()
+
+    def _after_cell(self, _result: Any) -> None:
+        self._is_busy = False
+
+    def _for_ranks(self, text: str) -> tuple[Cluster, tuple[int, ...], str] | None:
+        """Return the cluster, the ranks and the code that they get; None if a cell is for none, or has an error.
+
+        From then on frames of this code are shown in the cell.
+        """
+        call = magic_call(self._shell.transform_cell(text))
+        if call is None:
+            return None
+        name, line, cell = call
+        try:
+            args = parse(name, line)
+            cluster = self._clusters.current(args.name)
+            if cluster is None:
+                return None
+            ranks, code = parse_ranks(ranks_of(args), cluster.world_size), code_for_ranks(name, args, cell)
+        except DisttrainError:  # the cell reports it when it runs
+            return None
+        self._cells[file_on_ranks(code)] = compiler.get_file_name(text)
+        return cluster, ranks, code
+
+    # Requests
+
+    async def _serve(self, request: Message) -> Message:
+        """Serve a debug_request message, on the kernel's control thread: debugpy may have stopped all others."""
+        if self._is_started:
+            _hide_threads()
+            self._attach()
+        command, arguments = request["command"], request.get("arguments") or {}
+        method = _METHODS.get(command)
+        if method is not None:
+            return await method(self, request, arguments)
+        rank = self._addressed(command, arguments)
+        if rank is not None:
+            debugger = self._debugger()
+            if debugger is not None:
+                return _reply(request, await _wait(debugger.forward(rank, request)))
+        return await self._ask_own(request)
+
+    async def _ask_own(self, request: Message) -> Message:
+        if not self._is_local and request["command"] not in ("debugInfo", "inspectVariables", "modules"):
+            return _reply(request, {"success": True, "body": {}})
+        return await self._own(request)
+
+    def _addressed(self, command: str, arguments: Message) -> int | None:
+        """Return the rank that a request is about; None for the notebook's process."""
+        debugger = self._debugger()
+        if debugger is None:
+            return None
+        for key in ("frameId", "variablesReference", "srcFrameId"):
+            number = arguments.get(key)
+            if isinstance(number, int) and number >= FIRST_ID:
+                rank = debugger.locate(number)[0]
+                if command == "scopes" and self._shown is not None:
+                    self._shown.look_at(rank)
+                return rank
+        # JupyterLab names thread 1 when it lets the thread go on that it shows.
+        is_shown = "threadId" in arguments and self._shown is not None and self._shown.rank is not None
+        return self._shown.rank if is_shown and self._shown is not None else rank_of_thread(arguments.get("threadId"))
+
+    def _debugger(self) -> Debugger | None:
+        cluster = self._clusters.current(None)
+        return None if cluster is None else cluster.debugger
+
+    async def _initialize(self, request: Message, arguments: Message) -> Message:
+        if self._is_started:  # by an earlier client, which was killed
+            await self._disconnect(request | {"command": "disconnect", "arguments": {}}, {})
+        self._shown = ShownRank() if arguments.get("clientID") in _ONE_THREAD else None
+        reply = _reply(request, {"success": True, "body": {}})
+        if not self._is_busy:
+            _leave_processes_alone()
+            _hide_internals(self._kernel)
+            own = await self._own(request)
+            self._is_local = bool(own.get("success"))
+            if self._is_local:
+                reply = own
+        else:
+            parent = self._kernel.get_parent("shell")
+            self._for_ranks(parent.get("content", {}).get("code", ""))
+        self._is_started = True
+        return reply | {"body": _CAPABILITIES | reply.get("body", {})}
+
+    async def _attach_all(self, request: Message, _arguments: Message) -> Message:
+        reply = await self._ask_own(request)
+        self._attach()
+        if not self._is_local:
+            self._publish({"type": "event", "event": "initialized", "body": {}})
+        return reply
+
+    def _attach(self) -> None:
+        for cluster in list(self._clusters.open.values()):
+            debugger = cluster.debugger
+            if not debugger.is_attached:
+                debugger.attach(self._on_event)
+
+    def _detach(self) -> None:
+        for cluster in list(self._clusters.open.values()):
+            cluster.debugger.detach()
+        self._shown = None
+        self._breakpoints.clear()
+
+    async def _disconnect(self, request: Message, _arguments: Message) -> Message:
+        self._detach()
+        reply = await self._ask_own(request)
+        self._is_started = self._is_local = False
+        return reply
+
+    async def _debug_info(self, request: Message, _arguments: Message) -> Message:
+        reply = await self._own(request)
+        body = reply.get("body", {})
+        own = [{"source": path, "breakpoints": each} for path, each in self._breakpoints.items()]
+        others = [each for each in body.get("breakpoints", ()) if each["source"] not in self._breakpoints]
+        ranks = sorted(self._stopped()) if self._shown is None else [self._shown.rank]
+        stopped = [FIRST_THREAD + rank for rank in ranks if rank is not None]
+        return reply | {
+            "body": body
+            | {
+                "isStarted": self._is_started,
+                "breakpoints": [*others, *own],
+                "stoppedThreads": [*stopped, *body.get("stoppedThreads", ())],
+            }
+        }
+
+    async def _dump_cell(self, request: Message, arguments: Message) -> Message:
+        self._for_ranks(arguments["code"])
+        if self._is_local:
+            return await self._own(request)
+        path = write_cell(arguments["code"])
+        return _reply(request, {"success": True, "body": {"sourcePath": path}})
+
+    async def _set_breakpoints(self, request: Message, arguments: Message) -> Message:
+        path, asked = arguments["source"]["path"], arguments.get("breakpoints") or []
+        text = text_of(path)
+        is_cell = path.startswith(compiler.get_tmp_directory())
+        found = self._for_ranks(text) if is_cell else None
+        debugger = self._debugger()
+        if is_cell and found is None:
+            return await self._ask_own(request)
+        ranks: tuple[int, ...] | None = None
+        if found is not None:
+            cluster, ranks, text = found
+            debugger = cluster.debugger
+        if debugger is None or not debugger.is_attached:
+            return await self._ask_own(request)
+        code = self._shell.transform_cell(text) if is_cell else text
+        moved = [each | {"line": line_of_statement(code, each["line"])} for each in asked]
+        if ranks is not None:
+            self._breakpoints[path] = [{"line": each["line"]} for each in moved]
+            futures = debugger.set_breakpoints(file_on_ranks(text), moved, ranks, is_cell=True)
+        else:
+            futures = debugger.set_breakpoints(path, moved, None, is_cell=False)
+        replies = await asyncio.gather(*map(_wait, futures))
+        if ranks is None and self._is_local:
+            return await self._own(request)
+        source = {"name": Path(path).name, "path": path}  # JupyterLab lists only breakpoints with it
+        found_there = [each | {"source": source} for each in replies[0].get("body", {}).get("breakpoints", ())]
+        return _reply(request, replies[0] | {"body": {"breakpoints": found_there}})
+
+    async def _read_source(self, request: Message, arguments: Message) -> Message:
+        """Return the text of a file of a frame, as this host has it."""
+        path = arguments["source"]["path"]
+        text = text_of(path)
+        failed = {"success": False, "message": f"there is no {path} on the notebook's host"}
+        return _reply(request, {"success": True, "body": {"content": text}} if text else failed)
+
+    async def _set_filters(self, request: Message, arguments: Message) -> Message:
+        debugger = self._debugger()
+        if debugger is not None and debugger.is_attached:
+            debugger.set_filters(arguments)
+        return await self._ask_own(request)
+
+    async def _threads(self, request: Message, _arguments: Message) -> Message:
+        own = (await self._ask_own(request)).get("body", {}).get("threads", [])
+        debugger = self._debugger()
+        ranks = () if debugger is None or not debugger.is_attached else debugger.ranks
+        threads = [{"id": FIRST_THREAD + rank, "name": f"rank {rank} ({debugger.host_of(rank)})"} for rank in ranks]  # type: ignore[union-attr]
+        return _reply(request, {"success": True, "body": {"threads": [*own, *threads]}})
+
+    async def _stack_trace(self, request: Message, arguments: Message) -> Message:
+        debugger, rank = self._debugger(), self._addressed("stackTrace", arguments)
+        if debugger is None or rank is None:
+            return await self._ask_own(request)
+        others = [] if self._shown is None else [each for each in sorted(debugger.stopped) if each != rank]
+        replies = [await _wait(debugger.forward(each, request)) for each in (rank, *others)]
+        frames = []
+        for each, reply in zip((rank, *others), replies, strict=True):
+            for frame in reply.get("body", {}).get("stackFrames", ()):
+                label = {} if self._shown is None else {"name": f"rank {each} · {frame['name']}"}
+                frames.append(frame | label | {"source": self._source(frame["source"])})
+        body = {"stackFrames": frames, "totalFrames": len(frames)}
+        return _reply(request, replies[0] | ({"body": body} if replies[0]["success"] else {}))
+
+    def _source(self, source: Message) -> Message:
+        """Return the source of a frame, with the path of a cell as in the notebook."""
+        path = self._cells.get(source["name"])
+        return source if path is None else {"name": Path(path).name, "path": path}
+
+    async def _go_on(self, request: Message, arguments: Message) -> Message:
+        """Let stopped ranks go on: that of the thread for a step, all for "continue" unless one is asked for."""
+        debugger, rank = self._debugger(), self._addressed(request["command"], arguments)
+        if debugger is None or rank is None:
+            return await self._ask_own(request)
+        if request["command"] in _STEPS or arguments.get("singleThread"):
+            if self._shown is not None:
+                self._shown.step(rank)
+                asyncio.get_running_loop().call_later(DEBUGGER_TURN_SECONDS, self._pass_turn, rank)
+            return _reply(request, await _wait(debugger.forward(rank, request)))
+        if self._shown is not None:
+            self._shown.go_on()
+        ranks = list(dict.fromkeys([rank, *debugger.stopped]))
+        replies = await asyncio.gather(*(_wait(debugger.request(each, "continue", {})) for each in ranks))
+        return _reply(request, replies[0] | {"body": {"allThreadsContinued": True}})
+
+    async def _pause(self, request: Message, arguments: Message) -> Message:
+        """Pause a rank, or all that run a cell where the client shows one thread."""
+        debugger, rank = self._debugger(), rank_of_thread(arguments.get("threadId"))
+        running = [] if debugger is None else [each for each in debugger.ranks if debugger.is_running(each)]
+        ranks = running if self._shown is not None else [] if rank is None else [rank]
+        if debugger is None or not ranks:
+            return await self._ask_own(request)
+        replies = await asyncio.gather(*(_wait(debugger.request(each, "pause", {})) for each in ranks))
+        return _reply(request, replies[0])
+
+    async def _show_richly(self, request: Message, arguments: Message) -> Message:
+        """Show a variable of a rank's frame as text: it can't be displayed here."""
+        rank = self._addressed("", arguments)
+        debugger = self._debugger()
+        if rank is None or debugger is None:
+            return await self._ask_own(request)
+        evaluated = {"expression": arguments["variableName"], "frameId": debugger.locate(arguments["frameId"])[1]}
+        reply = await _wait(debugger.request(rank, "evaluate", evaluated))
+        text = reply["body"].get("result", "") if reply["success"] else reply["message"]
+        return _reply(request, {"success": True, "body": {"data": {"text/plain": text}, "metadata": {}}})
+
+    async def _copy_to_globals(self, request: Message, arguments: Message) -> Message:
+        rank = self._addressed("", arguments)
+        debugger = self._debugger()
+        if rank is None or debugger is None:
+            return await self._ask_own(request)
+        expression = f"globals()[{arguments['dstVariableName']!r}] = {arguments['srcVariableName']}"
+        evaluated = {"expression": expression, "frameId": debugger.locate(arguments["srcFrameId"])[1]}
+        return _reply(request, await _wait(debugger.request(rank, "evaluate", evaluated)))
+
+    # Events of ranks, on the thread of the cluster's link
+
+    def _on_event(self, rank: int, event: Message) -> None:
+        if self._shown is None:
+            self._publish(event)
+            return
+        with self._lock:
+            for each in self._shown.take(rank, event, self._stopped()):
+                self._publish(each)
+
+    def _pass_turn(self, rank: int) -> None:
+        """Show another stopped rank if the one that is shown has not stopped after its step."""
+        with self._lock:
+            if self._shown is not None:
+                for each in self._shown.pass_turn(rank, self._stopped()):
+                    self._publish(each)
+
+    def _stopped(self) -> dict[int, Message]:
+        debugger = self._debugger()
+        return {} if debugger is None else dict(debugger.stopped)
+
+    def _publish(self, event: Message) -> None:
+        self._kernel._publish_debug_event({"seq": 0} | event)  # noqa: SLF001  (ipykernel's own debugger calls it, too)
+
+
+_METHODS: dict[str, Callable[[DebugRequests, Message, Message], Awaitable[Message]]] = {
+    "initialize": DebugRequests._initialize,  # noqa: SLF001  (of the class above, as those below)
+    "attach": DebugRequests._attach_all,  # noqa: SLF001
+    "disconnect": DebugRequests._disconnect,  # noqa: SLF001
+    "debugInfo": DebugRequests._debug_info,  # noqa: SLF001
+    "dumpCell": DebugRequests._dump_cell,  # noqa: SLF001
+    "setBreakpoints": DebugRequests._set_breakpoints,  # noqa: SLF001
+    "setExceptionBreakpoints": DebugRequests._set_filters,  # noqa: SLF001
+    "source": DebugRequests._read_source,  # noqa: SLF001
+    "threads": DebugRequests._threads,  # noqa: SLF001
+    "stackTrace": DebugRequests._stack_trace,  # noqa: SLF001
+    "continue": DebugRequests._go_on,  # noqa: SLF001
+    "next": DebugRequests._go_on,  # noqa: SLF001
+    "stepIn": DebugRequests._go_on,  # noqa: SLF001
+    "stepOut": DebugRequests._go_on,  # noqa: SLF001
+    "pause": DebugRequests._pause,  # noqa: SLF001
+    "richInspectVariables": DebugRequests._show_richly,  # noqa: SLF001
+    "copyToGlobals": DebugRequests._copy_to_globals,  # noqa: SLF001
+}
+
+
+def _leave_processes_alone() -> None:
+    """Have debugpy not start the processes of this notebook under a debugger of their own: ranks would not start."""
+    debugpy = importlib.import_module("debugpy")
+    debugpy.configure(subProcess=False)  # if it starts later
+    patches = sys.modules.get("_pydev_bundle.pydev_monkey")
+    if patches is not None:  # if it has started
+        patches._get_apply_arg_patching = lambda: False  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _hide_internals(kernel: Any) -> None:
+    """Have debugpy leave this package's code and threads alone, as ipykernel does with its own."""
+    folders = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in _INTERNAL if name in sys.modules)
+    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    rules = kernel.debugger.kernel_modules
+    rules += [file for file in files if file.startswith(folders) and file not in rules]
+    _hide_threads()
+
+
+def _hide_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("disttrain"):
+            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+
+
+async def _wait(future: Future[Message]) -> Message:
+    """Wait for a rank's response; a failure if it does not come in time, so that the control thread is not blocked."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), DEBUG_REPLY_SECONDS)
+    except (TimeoutError, asyncio.TimeoutError):  # one class since Python 3.11
+        text = f"the rank has not replied within {DEBUG_REPLY_SECONDS:g} s; it may wait for other ranks"
+        return {"success": False, "message": text, "body": {}}
+
+
+def _reply(request: Message, found: Message) -> Message:
+    """Return the response to a request with what was found for it."""
+    own = {"type": "response", "request_seq": request["seq"], "seq": request["seq"], "command": request["command"]}
+    return found | own

@@ -1,0 +1,59 @@
+"""Decide which of several stopped ranks a front end shows that shows one stopped thread.
+
+The first rank that stops is shown, and stays so while it is stepped through. If a step does not end in time, because
+the rank waits for others, or if the rank goes on for another reason, the lowest of those that are stopped is shown.
+
+:class:`ShownRank` has no I/O: events in, events for the front end out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..features.debugger.client import FIRST_THREAD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..features.debugger.client import Message
+
+
+class ShownRank:
+    """The stopped rank that a front end shows; ``rank`` is None while it shows none."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self._steps = False  # it goes on until its step ends
+
+    def take(self, rank: int, event: Message, stopped: Mapping[int, Message]) -> list[Message]:
+        """Take an event of a rank; ``stopped`` has the bodies of the events of all ranks that are stopped now."""
+        if event["event"] != "stopped":
+            return self._next(stopped) if rank == self.rank else []
+        if self.rank not in (None, rank):
+            return []
+        self.rank, self._steps = rank, False
+        return [event]
+
+    def look_at(self, rank: int) -> None:
+        """Show a rank of which the user has chosen a frame."""
+        if self.rank is not None:
+            self.rank, self._steps = rank, False
+
+    def step(self, rank: int) -> None:
+        """Expect that a rank stops again."""
+        self.rank, self._steps = rank, True
+
+    def pass_turn(self, rank: int, stopped: Mapping[int, Message]) -> list[Message]:
+        """Show another rank if this one, after a step, has not stopped."""
+        return self._next(stopped) if self._steps and rank == self.rank and rank not in stopped else []
+
+    def go_on(self) -> None:
+        """Show none: the user has let all ranks go on."""
+        self.rank, self._steps = None, False
+
+    def _next(self, stopped: Mapping[int, Message]) -> list[Message]:
+        before, self.rank, self._steps = self.rank, min(stopped, default=None), False
+        if self.rank is not None:
+            return [{"type": "event", "event": "stopped", "body": stopped[self.rank]}]
+        body = {"threadId": FIRST_THREAD + (before or 0), "allThreadsContinued": False}
+        return [{"type": "event", "event": "continued", "body": body}]
