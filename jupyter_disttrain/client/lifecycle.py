@@ -133,6 +133,7 @@ class Lifecycle:
                 if session.config.hosts or follows:
                     fresh.decide()
                 is_gone = True
+                session.debugger.on_end_of_all()
                 session.abandon_cells(f"the cluster {session.config.name!r} was reset while the cell ran; run it again")
                 self.stop_watching()
                 if follows and before.registration.awaits_rank:  # a rank has died meanwhile
@@ -244,6 +245,7 @@ class Lifecycle:
     def leave(self, because: str) -> None:
         """Close the cluster in this process and leave its ranks running."""
         with self.session.restarting:
+            self.session.debugger.detach()
             self._close()
             self.stop_watching()
             self.session.launch.leave(because)

@@ -78,6 +78,7 @@ class SessionMessages:
         is_stopped, is_unused = launch.is_being_stopped, bool(limit) and session.idle_s >= limit
         for entry in tuple(launch.table):
             session.telemetry.end_rank(entry.info.rank, expected=is_stopped or is_unused)
+            session.debugger.on_end(entry.info.rank)
             entry.state = RankState.DEAD
         session.supervisor.close()
         if is_stopped:

@@ -12,9 +12,9 @@ rank, while the others wait; "continue" acts on all. Choosing a frame of another
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,13 @@ from ..errors import DisttrainError
 from ..features.debugger.client import FIRST_ID, FIRST_THREAD, rank_of_thread
 from ..protocol.time_limits import DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
 from .debugged_cells import file_on_ranks, line_of_statement, magic_call, text_of, write_cell
+from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
 from .magics.arguments import parse, ranks_of
 from .magics.cell_magics import code_for_ranks
 from .shown_rank import ShownRank
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from concurrent.futures import Future
 
     from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from .magics.clusters import Clusters
 
 _STEPS = ("next", "stepIn", "stepOut")
-_INTERNAL = ("jupyter_disttrain", "ipyparallel")
+_REMEMBERED = 1000  # cells
 _ONE_THREAD = ("jupyterlab",)  # clients that show one stopped thread
 _CAPABILITIES = {
     "supportsConfigurationDoneRequest": True,
@@ -71,10 +72,14 @@ class DebugRequests:
         self._is_started = self._is_local = False  # whether it is, and whether debugpy debugs the notebook's process
         self._is_busy = False  # the notebook runs a cell, so debugpy can't start
         self._shown: ShownRank | None = None  # for a client that shows one stopped thread
+        self._cluster: Cluster | None = None  # whose ranks are debugged
         self._cells: dict[str, str] = {}  # path of a cell in the notebook, by the name of its file on the ranks
-        self._breakpoints: dict[str, list[Message]] = {}  # of cells for ranks, by their path in the notebook
+        self._earlier: deque[str] = deque(maxlen=_REMEMBERED)  # texts of cells that ran while the debugger was off
+        self._asked: dict[str, list[Message]] = {}  # breakpoints by file, also those set before ranks started
+        self._lines: dict[str, list[Message]] = {}  # those of cells for ranks, with the lines at which they stop
+        self._filters: Message = {}  # exceptions at which to stop
         if "pydevd" in sys.modules:
-            _leave_processes_alone()
+            leave_processes_alone()
         shell.events.register("pre_run_cell", self._before_cell)
         shell.events.register("post_run_cell", self._after_cell)
 
@@ -89,9 +94,14 @@ class DebugRequests:
 
     def _before_cell(self, info: ExecutionInfo) -> None:
         self._is_busy = True
-        if self._is_started:
-            self._for_ranks(info.raw_cell or "")
-            self._attach()
+        text = info.raw_cell or ""
+        if not self._is_started:
+            self._earlier.append(text)
+            return
+        self._attach()
+        self._for_ranks(text)
+        if compiler.get_file_name(text) in self._asked:  # perhaps before it was a cell for these ranks
+            self._place(compiler.get_file_name(text))
 
     def _after_cell(self, _result: Any) -> None:
         self._is_busy = False
@@ -121,25 +131,26 @@ class DebugRequests:
     async def _serve(self, request: Message) -> Message:
         """Serve a debug_request message, on the kernel's control thread: debugpy may have stopped all others."""
         if self._is_started:
-            _hide_threads()
+            hide_threads()
             self._attach()
         command, arguments = request["command"], request.get("arguments") or {}
         method = _METHODS.get(command)
         if method is not None:
             return await method(self, request, arguments)
-        rank = self._addressed(command, arguments)
-        if rank is not None:
-            debugger = self._debugger()
-            if debugger is not None:
-                return _reply(request, await _wait(debugger.forward(rank, request)))
-        return await self._ask_own(request)
+        debugger, rank = self._debugger(), self._addressed(arguments)
+        if rank is None or debugger is None:
+            return await self._ask_own(request)
+        if command == "scopes" and self._shown is not None:
+            with self._lock:
+                self._shown.look_at(rank, self._stopped())
+        return _reply(request, await _wait(debugger.forward(rank, request)))
 
     async def _ask_own(self, request: Message) -> Message:
         if not self._is_local and request["command"] not in ("debugInfo", "inspectVariables", "modules"):
             return _reply(request, {"success": True, "body": {}})
         return await self._own(request)
 
-    def _addressed(self, command: str, arguments: Message) -> int | None:
+    def _addressed(self, arguments: Message) -> int | None:
         """Return the rank that a request is about; None for the notebook's process."""
         debugger = self._debugger()
         if debugger is None:
@@ -147,33 +158,34 @@ class DebugRequests:
         for key in ("frameId", "variablesReference", "srcFrameId"):
             number = arguments.get(key)
             if isinstance(number, int) and number >= FIRST_ID:
-                rank = debugger.locate(number)[0]
-                if command == "scopes" and self._shown is not None:
-                    self._shown.look_at(rank)
-                return rank
+                return debugger.locate(number)[0]
+        found = rank_of_thread(arguments.get("threadId"))
+        if self._shown is None or "threadId" not in arguments:
+            return found
         # JupyterLab names thread 1 when it lets the thread go on that it shows.
-        is_shown = "threadId" in arguments and self._shown is not None and self._shown.rank is not None
-        return self._shown.rank if is_shown and self._shown is not None else rank_of_thread(arguments.get("threadId"))
+        is_of_notebook = found is None and self._is_local and self._kernel.debugger.stopped_threads
+        return found if self._shown.rank is None or is_of_notebook else self._shown.rank
 
     def _debugger(self) -> Debugger | None:
-        cluster = self._clusters.current(None)
-        return None if cluster is None else cluster.debugger
+        """Return the debugger of the cluster that was the current one at first; None if there is none."""
+        if self._cluster is None or self._cluster not in self._clusters.open.values():
+            self._cluster = self._clusters.current(None)
+        return None if self._cluster is None else self._cluster.debugger
 
     async def _initialize(self, request: Message, arguments: Message) -> Message:
         if self._is_started:  # by an earlier client, which was killed
             await self._disconnect(request | {"command": "disconnect", "arguments": {}}, {})
         self._shown = ShownRank() if arguments.get("clientID") in _ONE_THREAD else None
         reply = _reply(request, {"success": True, "body": {}})
+        while self._earlier:
+            self._for_ranks(self._earlier.popleft())
         if not self._is_busy:
-            _leave_processes_alone()
-            _hide_internals(self._kernel)
+            leave_processes_alone()
+            hide_internals(self._kernel)
             own = await self._own(request)
             self._is_local = bool(own.get("success"))
             if self._is_local:
                 reply = own
-        else:
-            parent = self._kernel.get_parent("shell")
-            self._for_ranks(parent.get("content", {}).get("code", ""))
         self._is_started = True
         return reply | {"body": _CAPABILITIES | reply.get("body", {})}
 
@@ -185,16 +197,24 @@ class DebugRequests:
         return reply
 
     def _attach(self) -> None:
-        for cluster in list(self._clusters.open.values()):
-            debugger = cluster.debugger
-            if not debugger.is_attached:
-                debugger.attach(self._on_event)
+        """Attach to ranks that have started since, and have them stop where it was asked for before."""
+        debugger = self._debugger()
+        if debugger is None or debugger.is_attached:
+            return
+        debugger.attach(self._on_event)
+        if self._filters:
+            debugger.set_filters(self._filters)
+        for path in list(self._asked):
+            self._place(path)
 
     def _detach(self) -> None:
-        for cluster in list(self._clusters.open.values()):
-            cluster.debugger.detach()
-        self._shown = None
-        self._breakpoints.clear()
+        debugger = None if self._cluster is None else self._cluster.debugger
+        if debugger is not None:
+            debugger.detach()
+        self._shown = self._cluster = None
+        self._asked.clear()
+        self._lines.clear()
+        self._filters = {}
 
     async def _disconnect(self, request: Message, _arguments: Message) -> Message:
         self._detach()
@@ -205,8 +225,8 @@ class DebugRequests:
     async def _debug_info(self, request: Message, _arguments: Message) -> Message:
         reply = await self._own(request)
         body = reply.get("body", {})
-        own = [{"source": path, "breakpoints": each} for path, each in self._breakpoints.items()]
-        others = [each for each in body.get("breakpoints", ()) if each["source"] not in self._breakpoints]
+        own = [{"source": path, "breakpoints": each} for path, each in self._lines.items()]
+        others = [each for each in body.get("breakpoints", ()) if each["source"] not in self._lines]
         ranks = sorted(self._stopped()) if self._shown is None else [self._shown.rank]
         stopped = [FIRST_THREAD + rank for rank in ranks if rank is not None]
         return reply | {
@@ -226,32 +246,29 @@ class DebugRequests:
         return _reply(request, {"success": True, "body": {"sourcePath": path}})
 
     async def _set_breakpoints(self, request: Message, arguments: Message) -> Message:
-        path, asked = arguments["source"]["path"], arguments.get("breakpoints") or []
-        text = text_of(path)
-        is_cell = path.startswith(compiler.get_tmp_directory())
-        found = self._for_ranks(text) if is_cell else None
-        debugger = self._debugger()
-        if is_cell and found is None:
+        path = arguments["source"]["path"]
+        self._asked[path] = arguments.get("breakpoints") or []
+        replies = await asyncio.gather(*map(_wait, self._place(path)))
+        if not replies or (self._is_local and path not in self._lines):
             return await self._ask_own(request)
-        ranks: tuple[int, ...] | None = None
-        if found is not None:
-            cluster, ranks, text = found
-            debugger = cluster.debugger
-        if debugger is None or not debugger.is_attached:
-            return await self._ask_own(request)
-        code = self._shell.transform_cell(text) if is_cell else text
-        moved = [each | {"line": line_of_statement(code, each["line"])} for each in asked]
-        if ranks is not None:
-            self._breakpoints[path] = [{"line": each["line"]} for each in moved]
-            futures = debugger.set_breakpoints(file_on_ranks(text), moved, ranks, is_cell=True)
-        else:
-            futures = debugger.set_breakpoints(path, moved, None, is_cell=False)
-        replies = await asyncio.gather(*map(_wait, futures))
-        if ranks is None and self._is_local:
-            return await self._own(request)
         source = {"name": Path(path).name, "path": path}  # JupyterLab lists only breakpoints with it
-        found_there = [each | {"source": source} for each in replies[0].get("body", {}).get("breakpoints", ())]
-        return _reply(request, replies[0] | {"body": {"breakpoints": found_there}})
+        found = [each | {"source": source} for each in replies[0].get("body", {}).get("breakpoints", ())]
+        return _reply(request, replies[0] | {"body": {"breakpoints": found}})
+
+    def _place(self, path: str) -> list[Future[Message]]:
+        """Set the breakpoints of a file, or of a cell for ranks, on its ranks; return the responses to come."""
+        debugger, text, asked = self._debugger(), text_of(path), self._asked[path]
+        if debugger is None or not debugger.is_attached:
+            return []
+        if not path.startswith(compiler.get_tmp_directory()):
+            return debugger.set_breakpoints(path, _moved(asked, text), None, is_cell=False)
+        found = self._for_ranks(text)
+        if found is None or found[0] is not self._cluster:
+            return []
+        _, ranks, code = found
+        moved = _moved(asked, self._shell.transform_cell(code))
+        self._lines[path] = [{"line": each["line"]} for each in moved]
+        return debugger.set_breakpoints(file_on_ranks(code), moved, ranks, is_cell=True)
 
     async def _read_source(self, request: Message, arguments: Message) -> Message:
         """Return the text of a file of a frame, as this host has it."""
@@ -261,6 +278,7 @@ class DebugRequests:
         return _reply(request, {"success": True, "body": {"content": text}} if text else failed)
 
     async def _set_filters(self, request: Message, arguments: Message) -> Message:
+        self._filters = arguments
         debugger = self._debugger()
         if debugger is not None and debugger.is_attached:
             debugger.set_filters(arguments)
@@ -274,11 +292,11 @@ class DebugRequests:
         return _reply(request, {"success": True, "body": {"threads": [*own, *threads]}})
 
     async def _stack_trace(self, request: Message, arguments: Message) -> Message:
-        debugger, rank = self._debugger(), self._addressed("stackTrace", arguments)
+        debugger, rank = self._debugger(), self._addressed(arguments)
         if debugger is None or rank is None:
             return await self._ask_own(request)
         others = [] if self._shown is None else [each for each in sorted(debugger.stopped) if each != rank]
-        replies = [await _wait(debugger.forward(each, request)) for each in (rank, *others)]
+        replies = await asyncio.gather(*(_wait(debugger.forward(each, request)) for each in (rank, *others)))
         frames = []
         for each, reply in zip((rank, *others), replies, strict=True):
             for frame in reply.get("body", {}).get("stackFrames", ()):
@@ -294,17 +312,19 @@ class DebugRequests:
 
     async def _go_on(self, request: Message, arguments: Message) -> Message:
         """Let stopped ranks go on: that of the thread for a step, all for "continue" unless one is asked for."""
-        debugger, rank = self._debugger(), self._addressed(request["command"], arguments)
+        debugger, rank = self._debugger(), self._addressed(arguments)
         if debugger is None or rank is None:
             return await self._ask_own(request)
         if request["command"] in _STEPS or arguments.get("singleThread"):
             if self._shown is not None:
-                self._shown.step(rank)
-                asyncio.get_running_loop().call_later(DEBUGGER_TURN_SECONDS, self._pass_turn, rank)
+                with self._lock:
+                    step = self._shown.step(rank)
+                asyncio.get_running_loop().call_later(DEBUGGER_TURN_SECONDS, self._pass_turn, step)
             return _reply(request, await _wait(debugger.forward(rank, request)))
-        if self._shown is not None:
-            self._shown.go_on()
-        ranks = list(dict.fromkeys([rank, *debugger.stopped]))
+        with self._lock:
+            ranks = list(dict.fromkeys([rank, *debugger.stopped]))
+            if self._shown is not None:
+                self._shown.go_on()
         replies = await asyncio.gather(*(_wait(debugger.request(each, "continue", {})) for each in ranks))
         return _reply(request, replies[0] | {"body": {"allThreadsContinued": True}})
 
@@ -320,7 +340,7 @@ class DebugRequests:
 
     async def _show_richly(self, request: Message, arguments: Message) -> Message:
         """Show a variable of a rank's frame as text: it can't be displayed here."""
-        rank = self._addressed("", arguments)
+        rank = self._addressed(arguments)
         debugger = self._debugger()
         if rank is None or debugger is None:
             return await self._ask_own(request)
@@ -330,7 +350,7 @@ class DebugRequests:
         return _reply(request, {"success": True, "body": {"data": {"text/plain": text}, "metadata": {}}})
 
     async def _copy_to_globals(self, request: Message, arguments: Message) -> Message:
-        rank = self._addressed("", arguments)
+        rank = self._addressed(arguments)
         debugger = self._debugger()
         if rank is None or debugger is None:
             return await self._ask_own(request)
@@ -348,11 +368,11 @@ class DebugRequests:
             for each in self._shown.take(rank, event, self._stopped()):
                 self._publish(each)
 
-    def _pass_turn(self, rank: int) -> None:
-        """Show another stopped rank if the one that is shown has not stopped after its step."""
+    def _pass_turn(self, step: int) -> None:
+        """Show another stopped rank if the one that is shown has not stopped after this step."""
         with self._lock:
             if self._shown is not None:
-                for each in self._shown.pass_turn(rank, self._stopped()):
+                for each in self._shown.pass_turn(step, self._stopped()):
                     self._publish(each)
 
     def _stopped(self) -> dict[int, Message]:
@@ -384,28 +404,9 @@ _METHODS: dict[str, Callable[[DebugRequests, Message, Message], Awaitable[Messag
 }
 
 
-def _leave_processes_alone() -> None:
-    """Have debugpy not start the processes of this notebook under a debugger of their own: ranks would not start."""
-    debugpy = importlib.import_module("debugpy")
-    debugpy.configure(subProcess=False)  # if it starts later
-    patches = sys.modules.get("_pydev_bundle.pydev_monkey")
-    if patches is not None:  # if it has started
-        patches._get_apply_arg_patching = lambda: False  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _hide_internals(kernel: Any) -> None:
-    """Have debugpy leave this package's code and threads alone, as ipykernel does with its own."""
-    folders = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in _INTERNAL if name in sys.modules)
-    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    rules = kernel.debugger.kernel_modules
-    rules += [file for file in files if file.startswith(folders) and file not in rules]
-    _hide_threads()
-
-
-def _hide_threads() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("disttrain"):
-            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+def _moved(asked: Iterable[Message], code: str) -> list[Message]:
+    """Move breakpoints to lines at which the code can stop."""
+    return [each | {"line": line_of_statement(code, each["line"])} for each in asked]
 
 
 async def _wait(future: Future[Message]) -> Message:

@@ -23,36 +23,40 @@ class ShownRank:
 
     def __init__(self) -> None:
         self.rank: int | None = None
-        self._steps = False  # it goes on until its step ends
+        self._steps = 0  # counts the steps of the shown rank that have been asked for
+        self._is_stepping = False  # it goes on until its step ends
 
     def take(self, rank: int, event: Message, stopped: Mapping[int, Message]) -> list[Message]:
         """Take an event of a rank; ``stopped`` has the bodies of the events of all ranks that are stopped now."""
         if event["event"] != "stopped":
             return self._next(stopped) if rank == self.rank else []
-        if self.rank not in (None, rank):
+        if self.rank not in (None, rank) and (self._is_stepping or self.rank in stopped):
             return []
-        self.rank, self._steps = rank, False
+        self.rank, self._is_stepping = rank, False
         return [event]
 
-    def look_at(self, rank: int) -> None:
+    def look_at(self, rank: int, stopped: Mapping[int, Message]) -> None:
         """Show a rank of which the user has chosen a frame."""
-        if self.rank is not None:
-            self.rank, self._steps = rank, False
+        if rank in stopped:
+            self.rank, self._is_stepping = rank, False
 
-    def step(self, rank: int) -> None:
-        """Expect that a rank stops again."""
-        self.rank, self._steps = rank, True
+    def step(self, rank: int) -> int:
+        """Expect that a rank stops again; return the number of this step."""
+        self.rank, self._is_stepping = rank, True
+        self._steps += 1
+        return self._steps
 
-    def pass_turn(self, rank: int, stopped: Mapping[int, Message]) -> list[Message]:
-        """Show another rank if this one, after a step, has not stopped."""
-        return self._next(stopped) if self._steps and rank == self.rank and rank not in stopped else []
+    def pass_turn(self, step: int, stopped: Mapping[int, Message]) -> list[Message]:
+        """Show another rank if the shown one has not stopped after this step."""
+        is_under_way = self._is_stepping and step == self._steps and self.rank not in stopped
+        return self._next(stopped) if is_under_way else []
 
     def go_on(self) -> None:
         """Show none: the user has let all ranks go on."""
-        self.rank, self._steps = None, False
+        self.rank, self._is_stepping = None, False
 
     def _next(self, stopped: Mapping[int, Message]) -> list[Message]:
-        before, self.rank, self._steps = self.rank, min(stopped, default=None), False
+        before, self.rank, self._is_stepping = self.rank, min(stopped, default=None), False
         if self.rank is not None:
             return [{"type": "event", "event": "stopped", "body": stopped[self.rank]}]
         body = {"threadId": FIRST_THREAD + (before or 0), "allThreadsContinued": False}

@@ -21,7 +21,7 @@ from ...protocol.states import RankState
 from ...protocol.time_limits import DEBUG_REPLY_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ...client.startup.launch import Launch
     from ...client.startup.rank_table import RankEntry
@@ -45,6 +45,7 @@ class Debugger:
     def __init__(self, launch: Callable[[], Launch]) -> None:
         self._launch = launch
         self._lock = threading.RLock()
+        self._changing = threading.RLock()  # held while ranks are attached or detached, for seconds
         self._on_event: Callable[[int, Message], None] | None = None
         self._attached: set[str] = set()  # engines
         self._breakpoints: dict[str, tuple[tuple[int, ...] | None, Message]] = {}  # ranks, arguments; by file
@@ -80,17 +81,18 @@ class Debugger:
         """Attach to ranks that have started since; waits until they reply."""
         if self._on_event is None or self._launch().lost_because:
             return
-        new = [entry for entry in self._launch().table if self._is_new(entry)]
         futures = []
-        for entry in new:
-            rank = entry.info.rank
-            with self._lock:
-                self.stopped.pop(rank, None)
+        with self._changing:
+            for entry in [each for each in self._launch().table if self._on_event is not None and self._is_new(each)]:
+                self.on_end(entry.info.rank)  # of the rank's earlier process
                 self._attached.add(entry.engine)
-            futures += [self._send(entry, "attach", {}), self._send(entry, "setExceptionBreakpoints", self._filters)]
-            for ranks, arguments in list(self._breakpoints.values()):
-                if ranks is None or rank in ranks:
-                    futures.append(self._send(entry, "setBreakpoints", arguments))
+                futures += [
+                    self._send(entry, "attach", {}),
+                    self._send(entry, "setExceptionBreakpoints", self._filters),
+                ]
+                for ranks, arguments in list(self._breakpoints.values()):
+                    if ranks is None or entry.info.rank in ranks:
+                        futures.append(self._send(entry, "setBreakpoints", arguments))
         wait(futures, DEBUG_REPLY_SECONDS)
 
     def _is_new(self, entry: RankEntry) -> bool:
@@ -98,19 +100,23 @@ class Debugger:
 
     def detach(self) -> None:
         """End: ranks that are stopped go on, and stop no more."""
-        if self._on_event is None:
-            return
-        self._on_event = None
-        futures = []
-        if not self._launch().lost_because:
-            entries = [entry for entry in self._launch().table if entry.engine in self._attached]
-            futures = [self._send(entry, "disconnect", {}) for entry in entries if entry.state in _REACHABLE]
+        with self._changing:
+            if self._on_event is None:
+                return
+            self._on_event = None
+            futures = self.release([entry for entry in self._launch().table if entry.engine in self._attached])
+            with self._lock:
+                self._attached.clear()
+                self._breakpoints.clear()
+                self._filters = {}
+                self.stopped.clear()
         wait(futures, DEBUG_REPLY_SECONDS)
-        with self._lock:
-            self._attached.clear()
-            self._breakpoints.clear()
-            self._filters = {}
-            self.stopped.clear()
+
+    def release(self, entries: Iterable[RankEntry]) -> list[Future[Message]]:
+        """Let ranks go on that this client, or that of an earlier notebook, has stopped."""
+        if self._launch().lost_because:
+            return []
+        return [self._send(entry, "disconnect", {}) for entry in entries if entry.state in _REACHABLE]
 
     # Requests
 
@@ -153,9 +159,6 @@ class Debugger:
         entry = self._launch().table[rank]
         if self._launch().lost_because or entry.state not in _REACHABLE:
             return _failed(command, f"rank {rank} can't be reached")
-        if command in _RESUMING:
-            with self._lock:
-                self.stopped.pop(rank, None)
         return self._send(entry, command, arguments)
 
     def _send(self, entry: RankEntry, command: str, arguments: Message) -> Future[Message]:
@@ -185,8 +188,15 @@ class Debugger:
         """Take a response or an event of a rank."""
         if message["type"] == "response":
             future = self._replies.pop((rank, message["request_seq"]), None)
+            if message["success"] and message["command"] in _RESUMING:
+                with self._lock:
+                    self.stopped.pop(rank, None)
             if future is not None:
                 future.set_result(self._to_client(rank, message))
+            return
+        if self._on_event is None:
+            if message["event"] == "stopped":  # as the client went
+                self.release([self._launch().table[rank]])
             return
         body = message["body"] | {"threadId": FIRST_THREAD + rank}
         with self._lock:
@@ -194,8 +204,7 @@ class Debugger:
                 self.stopped[rank] = body
             else:
                 self.stopped.pop(rank, None)
-        if self._on_event is not None:
-            self._on_event(rank, message | {"body": body})
+        self._on_event(rank, message | {"body": body})
 
     def on_end(self, rank: int) -> None:
         """Handle the end of a rank: no response will come, and it is not stopped any more."""
@@ -208,6 +217,11 @@ class Debugger:
         if was_stopped and self._on_event is not None:
             body = {"threadId": FIRST_THREAD + rank, "allThreadsContinued": False}
             self._on_event(rank, {"type": "event", "event": "continued", "body": body})
+
+    def on_end_of_all(self) -> None:
+        """Handle the end of all ranks, at a reset."""
+        for rank in self.ranks:
+            self.on_end(rank)
 
     def _to_client(self, rank: int, message: Message) -> Message:
         """Make the numbers of frames and values unique over all ranks."""

@@ -158,6 +158,7 @@ class RankKernel(IPythonParallelKernel):
             # wait forever.
             self._ignore_sigint()
             self.cell = None
+            self.shell.rank_debugger.end_cell()
             if isinstance(error, OSError) and self._rank_end.close_if_damaged():
                 return  # the nanny reports why the rank ends
             reply = error_reply(error) | {"traceback": traceback.format_exc().splitlines()}

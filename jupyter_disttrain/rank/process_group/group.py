@@ -88,16 +88,17 @@ class Group:
 
         Only those of Gloo and NCCL, as torch has no way to set the others.
         """
-        backends = {
-            (group.group_name, device.type): group._get_backend(device)  # noqa: SLF001
+        found = [
+            (group.group_name, device.type, group._get_backend(device))  # noqa: SLF001
             for group in list(c10d._world.pg_map)  # noqa: SLF001
             for device in group._device_types  # noqa: SLF001
-        }
-        backends = {key: each for key, each in backends.items() if isinstance(each, _WITH_TIMEOUT)}
+        ]
+        backends = {(name, device): each for name, device, each in found if isinstance(each, _WITH_TIMEOUT)}
         for key, each in backends.items():  # all of them before any is set: devices may share one
-            self._timeouts.setdefault(key, each.options._timeout)  # noqa: SLF001
+            if each.options._timeout != _HELD:  # noqa: SLF001
+                self._timeouts[key] = each.options._timeout  # noqa: SLF001
         for key, each in backends.items():
-            each._set_default_timeout(_HELD if held else self._timeouts[key])  # noqa: SLF001
+            each._set_default_timeout(_HELD if held else self._timeouts.get(key, self._timeout))  # noqa: SLF001
         if not held:
             self._timeouts.clear()
 

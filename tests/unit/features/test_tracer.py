@@ -37,6 +37,7 @@ class Stops:
         self.tracer = Tracer(self._stop)
 
     def _stop(self, frame: FrameType, reason: str, text: str) -> None:
+        self.tracer.go_on()
         self.seen.append((frame.f_lineno, reason, text))
         if self._steps and (step := self._steps.pop(0)):
             self.tracer.step(step, frame)
@@ -152,6 +153,45 @@ def test_what_a_stop_raises_is_raised_in_the_code() -> None:
     with pytest.raises(KeyboardInterrupt):
         stops.run()
     assert sys.gettrace() != stops.tracer._on_call
+
+
+def test_nothing_is_traced_once_the_last_breakpoint_is_removed() -> None:
+    found: list[Any] = []
+
+    def stop(frame: FrameType, _reason: str, _text: str) -> None:
+        found.append(frame.f_lineno)
+        stops.tracer.clear()
+        stops.tracer.begin(frame)  # as on the main thread, after a signal
+
+    stops = Stops()
+    stops.tracer = Tracer(stop)
+    stops.tracer.set_breakpoints(CELL, {2: Breakpoint()})
+    names = stops.run("import sys\nx = 1\nfound = sys.gettrace()\n")
+    assert found == [2]
+    assert names["found"] is None
+
+
+def test_generators_and_coroutines_that_wait_do_not_end_a_step() -> None:
+    code = """def numbers():
+    yield 1
+    yield 2
+async def inner():
+    return 3
+async def outer():
+    x = await inner()
+    return x
+def run(coroutine):
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+list(numbers())
+run(outer())
+"""
+    stops = Stops("over", "over")
+    stops.tracer.set_breakpoints(CELL, {2: Breakpoint(), 7: Breakpoint()})
+    stops.run(code)
+    assert stops.lines == [2, 3, 15, 7]  # after the end of the generator the step ends at the next statement
 
 
 def test_another_debugger_is_left_alone() -> None:

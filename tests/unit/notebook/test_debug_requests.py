@@ -78,17 +78,18 @@ def test_first_rank_that_stops_is_shown_and_stays_during_its_steps() -> None:
     shown = ShownRank()
     assert shown.take(1, event("stopped", 1), stopped(1)) == [event("stopped", 1)]
     assert shown.take(0, event("stopped", 0), stopped(0, 1)) == []
-    shown.step(1)
+    step = shown.step(1)
     assert shown.take(1, event("stopped", 1), stopped(0, 1)) == [event("stopped", 1)]
-    assert shown.pass_turn(1, stopped(0, 1)) == []
+    assert shown.pass_turn(step, stopped(0, 1)) == []
     assert shown.rank == 1
 
 
 def test_rank_that_does_not_stop_after_its_step_passes_the_turn() -> None:
     shown = ShownRank()
     shown.take(1, event("stopped", 1), stopped(1))
-    shown.step(1)
-    assert shown.pass_turn(1, stopped(2, 3)) == [event("stopped", 2)]
+    earlier, step = shown.step(1), shown.step(1)
+    assert shown.pass_turn(earlier, stopped(2, 3)) == []
+    assert shown.pass_turn(step, stopped(2, 3)) == [event("stopped", 2)]
     assert shown.take(1, event("stopped", 1), stopped(1, 2, 3)) == []
 
 
@@ -104,10 +105,24 @@ def test_rank_that_goes_on_by_itself_is_followed_by_the_next_or_none() -> None:
 
 def test_frame_of_another_rank_shows_that_rank() -> None:
     shown = ShownRank()
-    shown.look_at(1)
+    shown.look_at(1, {})
     assert shown.rank is None
     shown.take(0, event("stopped", 0), stopped(0, 1))
-    shown.look_at(1)
+    shown.look_at(1, stopped(0, 1))
     assert shown.rank == 1
     shown.go_on()
+    assert shown.take(1, event("stopped", 1), stopped(1)) == [event("stopped", 1)]
+
+
+def test_choosing_a_frame_of_a_running_rank_keeps_its_step() -> None:
+    shown = ShownRank()
+    shown.take(0, event("stopped", 0), stopped(0))
+    step = shown.step(0)
+    shown.look_at(0, stopped(1))
+    assert shown.pass_turn(step, stopped(1)) == [event("stopped", 1)]
+
+
+def test_rank_that_runs_gives_way_to_one_that_stops() -> None:
+    shown = ShownRank()
+    shown.take(0, event("stopped", 0), stopped(0))
     assert shown.take(1, event("stopped", 1), stopped(1)) == [event("stopped", 1)]

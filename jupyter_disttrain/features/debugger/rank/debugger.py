@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import DebugMessage
 from ....protocol.time_limits import PAUSE_SECONDS
+from ....rank.kernel.tracebacks import text_of
 from ....rank.output.streams import flush_all
 from ...introspection.attributes import UNKNOWN
 from ...introspection.expressions import Scope
 from .frames import StoppedFrames, UnknownReferenceError, stack_of, stack_of_error, write_locals
-from .tracer import Breakpoint, Tracer, check_hit_condition
+from .tracer import Breakpoint, Tracer, check_hit_condition, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ class RankDebugger:
         self._hidden, self._hold_timeouts, self._folder = hidden, hold_timeouts, folder_of_cells
         self._tracer = Tracer(lambda frame, reason, text: self._stop(stack_of(frame), reason, text))
         self._numbers = itertools.count(1)  # of frames and values
-        self._turns = threading.Lock()  # between the threads that serve requests
+        self._turns = threading.RLock()  # between the threads that serve requests, while the main thread is not stopped
         self._stopped: StoppedFrames | None = None
         self._is_in_call = False  # the frames are those of a call in C code, after which the main thread will stop
         self._is_waiting = False  # the main thread serves requests
@@ -84,8 +85,8 @@ class RankDebugger:
         with self._turns:
             if self._is_waiting and request["command"] not in _AT_ONCE:
                 self._answers.put(request)
-                return
-        self._serve(request)
+            else:
+                self._serve(request)
 
     def _serve(self, request: dict[str, Any]) -> None:
         """Serve a request and publish the response."""
@@ -97,8 +98,11 @@ class RankDebugger:
             body = method(self, request.get("arguments") or {})
         except (DebugRequestError, UnknownReferenceError) as error:
             response |= {"success": False, "message": str(error)}
-        except Exception as error:  # noqa: BLE001  (of the user's expression, or a bug: the client shows it)
-            response |= {"success": False, "message": f"{type(error).__name__}: {error}"}
+        except KeyboardInterrupt:
+            self._publish(DebugMessage(message=response | {"success": False, "message": "interrupted"}))
+            raise
+        except BaseException as error:  # noqa: BLE001  (of the user's expression, e.g. exit(): the client shows it)
+            response |= {"success": False, "message": f"{type(error).__name__}: {text_of(error)}"}
         else:
             response |= {"success": True, "body": body or {}}
         self._publish(DebugMessage(message=response))
@@ -111,11 +115,11 @@ class RankDebugger:
         self.is_attached = self.stops_at_errors = False
         self._tracer.clear()
         self._hold_timeouts(False)
-        with self._turns:
-            if self._is_waiting:
-                self._answers.put({"command": "continue", "seq": 0})
-            else:
-                self._stopped = None
+        if self._is_waiting:
+            self._answers.put({"command": "continue", "seq": 0})
+        else:
+            self._stopped = None
+            self._wake()
 
     def _set_breakpoints(self, arguments: dict[str, Any]) -> dict[str, Any]:
         source = arguments["source"]
@@ -154,26 +158,27 @@ class RankDebugger:
             stack = stack_of(_main_frame())
             if self._is_waiting or not self._tracer.is_pausing or not stack:
                 return
+            self._wake()  # a call in Python code may have put the first one off
             self._stopped, self._is_in_call = StoppedFrames(stack, self._hidden(), self._numbers), True
-        self._publish_event(
-            "stopped",
-            {
-                "reason": "pause",
-                "description": "Paused in a call",
-                "text": "in a call that has not returned; the rank stops when it does",
-                "threadId": THREAD,
-                "allThreadsStopped": False,
-            },
-        )
+            self._publish_event(
+                "stopped",
+                {
+                    "reason": "pause",
+                    "description": "Paused in a call",
+                    "text": "in a call that has not returned; the rank stops when it does",
+                    "threadId": THREAD,
+                    "allThreadsStopped": False,
+                },
+            )
 
     # Stopping, on the main thread
 
     def begin(self, frame: FrameType | None = None) -> None:
-        """Trace the code that follows, and what runs now, if breakpoints or a pause require it."""
-        if not self.is_attached:
-            return
-        if frame is None:  # a cell starts, and the group may be a new one
-            self._hold_timeouts(True)
+        """Trace the code that follows, and what runs now, as breakpoints or a pause require it; or no longer."""
+        if frame is None:
+            self._tracer.go_on()  # a pause that came too late was for the cell before
+            if self.is_attached:
+                self._hold_timeouts(True)  # the group may be a new one
         self._tracer.begin(frame)
 
     def end_cell(self) -> None:
@@ -202,14 +207,13 @@ class RankDebugger:
     def _stop(self, stack: Stack, reason: str, text: str) -> None:
         """Serve requests until one lets the code go on."""
         if not stack or self._questions.refusal():
-            return  # e.g. of a process that the cell has started
-        self._tracer.go_on()
+            return  # e.g. of a process that the cell has started, or a task
         with self._turns:
-            self._stopped, self._is_in_call, self._is_waiting = (
-                StoppedFrames(stack, self._hidden(), self._numbers),
-                False,
-                True,
-            )
+            if self._is_waiting or not self.is_attached:
+                return  # an expression of the client's calls the code, or the client has just gone
+            self._stopped = StoppedFrames(stack, self._hidden(), self._numbers)
+            self._is_in_call, self._is_waiting = False, True
+            self._tracer.go_on()
         self._has_stepped, self._error = False, text if reason == "exception" else ""
         flush_all(sys.stdout, sys.stderr)
         stopped = {"reason": reason, "threadId": THREAD, "allThreadsStopped": False}
@@ -286,7 +290,7 @@ class RankDebugger:
         frame = stopped.frame(arguments.get("frameId"))
         expression = arguments["expression"]
         if self._is_in_call or arguments.get("context") == "hover":
-            value = Scope({**frame.f_globals, **frame.f_locals}, "", 0).value_of(expression)
+            value = Scope(names_of(frame), "", 0).value_of(expression)
             if value is UNKNOWN:
                 raise DebugRequestError(
                     "the rank is in a call and not stopped yet: names, attributes and items can be shown"
@@ -316,6 +320,11 @@ class RankDebugger:
         self._stopped, self._has_stepped = None, False
         return {"allThreadsContinued": False}
 
+    def _pause_after_call(self, _arguments: dict[str, Any]) -> None:
+        """Let a rank that is in a call run, and stop after it, for a step."""
+        self._frames()
+        self._stopped = None
+
     def _publish_continued(self) -> None:
         """Publish that the rank goes on, though the client has not asked for it."""
         self._publish_event("continued", {"threadId": THREAD, "allThreadsContinued": False})
@@ -331,6 +340,9 @@ _METHODS: dict[str, Callable[[RankDebugger, dict[str, Any]], dict[str, Any] | No
     "setExceptionBreakpoints": RankDebugger._set_exception_breakpoints,  # noqa: SLF001
     "pause": RankDebugger._pause,  # noqa: SLF001
     "continue": RankDebugger._continue,  # noqa: SLF001
+    "next": RankDebugger._pause_after_call,  # noqa: SLF001
+    "stepIn": RankDebugger._pause_after_call,  # noqa: SLF001
+    "stepOut": RankDebugger._pause_after_call,  # noqa: SLF001
     "stackTrace": RankDebugger._stack_trace,  # noqa: SLF001
     "scopes": RankDebugger._scopes,  # noqa: SLF001
     "variables": RankDebugger._variables,  # noqa: SLF001
@@ -367,4 +379,4 @@ def _evaluate(expression: str, frame: FrameType) -> Any:
         if names is not frame.f_globals:
             write_locals(frame)
         return None
-    return eval(code, frame.f_globals, names)  # noqa: S307  (as above)
+    return eval(code, names_of(frame))  # noqa: S307  (as above)

@@ -9,6 +9,7 @@ function compares the name of the file. Where no breakpoint is set and no step i
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....rank.interrupts.deferral import is_statement, outwards
-from ....rank.kernel.tracebacks import is_of_user
+from ....rank.kernel.tracebacks import is_of_user, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "%": lambda hits, number: number > 0 and hits % number == 0,
 }
 _EXPRESSION = re.compile(r"\{([^{}]+)\}")  # in a log message
+_MAY_SUSPEND = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _NOT_RAISED = (StopIteration, StopAsyncIteration, GeneratorExit)  # how loops and generators end
 
 
@@ -73,8 +75,13 @@ def check_hit_condition(text: str) -> None:
         raise ValueError(f"{text!r} is no hit count: write a number, with ==, >=, <=, >, < or % before it if you like")
 
 
+def names_of(frame: FrameType) -> dict[str, Any]:
+    """Return the names that an expression in a frame can use, in its nested functions and comprehensions, too."""
+    return frame.f_globals if frame.f_locals is frame.f_globals else {**frame.f_globals, **frame.f_locals}
+
+
 def _evaluate(expression: str, frame: FrameType) -> Any:
-    return eval(expression, frame.f_globals, frame.f_locals)  # noqa: S307  (the user's own expression)
+    return eval(expression, names_of(frame))  # noqa: S307  (the user's own expression)
 
 
 def _text(expression: str, frame: FrameType) -> str:
@@ -87,8 +94,8 @@ def _text(expression: str, frame: FrameType) -> str:
 class Tracer:
     """Traces the main thread; ``stop`` is called in the frame that is to stop, with the reason and a text.
 
-    It returns when the code goes on, after a call of :meth:`step` or :meth:`go_on`. What it raises is raised in the
-    code.
+    If it can stop there, it calls :meth:`go_on` and returns when the code goes on, or is to go on until the end of a
+    step: see :meth:`step`. What it raises is raised in the code.
     """
 
     def __init__(self, stop: Callable[[FrameType, str, str], None]) -> None:
@@ -129,14 +136,17 @@ class Tracer:
     # On the main thread
 
     def begin(self, frame: FrameType | None = None) -> None:
-        """Trace the code that follows, and ``frame``, which runs now, with its callers; if there is anything to do."""
-        is_needed = self._breakpoints or self._step or self.stops_at_raised
-        if not is_needed or sys.gettrace() not in (None, self._on_call):  # the latter of another debugger
-            return
+        """Trace the code that follows, and ``frame``, which runs now, with its callers; or no longer, if need be."""
+        if sys.gettrace() not in (None, self._on_call):
+            return  # another debugger's
+        is_needed = bool(self._breakpoints or self._step or self.stops_at_raised)
         for each in _of_cell(frame):
-            if self._is_traced(each) or self._has_breakpoint(each.f_code):
+            if is_needed and (self._is_traced(each) or self._has_breakpoint(each.f_code)):
                 each.f_trace = self._on_event
-        sys.settrace(self._on_call)
+            elif each.f_trace == self._on_event:
+                each.f_trace = None
+        if is_needed or sys.gettrace() is not None:
+            sys.settrace(self._on_call if is_needed else None)
 
     def end(self) -> None:
         """Trace nothing until the next cell."""
@@ -167,12 +177,13 @@ class Tracer:
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
             if reason := self._reason(frame):
-                self._stop_in(frame, *reason)
+                self._stop(frame, *reason)
         elif event == "exception":
             self._on_exception(frame, argument[1])
-        elif event == "return" and frame is self._frame and not frame.f_code.co_flags & inspect.CO_COROUTINE:
+        elif event == "return" and frame is self._frame and not _is_suspended(frame):
             self._leave(frame)
-        return self._on_event
+        is_needed = self._step or self.stops_at_raised or self._has_breakpoint(frame.f_code)
+        return self._on_event if is_needed else None
 
     def _reason(self, frame: FrameType) -> tuple[str, str] | None:
         """Why to stop at the line that a frame has reached, and a text; None to go on."""
@@ -188,7 +199,8 @@ class Tracer:
         is_new = error is not None and error is not self._seen and not isinstance(error, _NOT_RAISED)
         if self.stops_at_raised and is_new and is_of_user(frame.f_code.co_filename):
             self._seen = error
-            self._stop_in(frame, "exception", f"{type(error).__name__}: {error}")
+            assert error is not None  # as is_new says
+            self._stop(frame, "exception", f"{type(error).__name__}: {text_of(error)}")
 
     def _is_stepped(self, frame: FrameType) -> bool:
         """Whether to stop at the next line of a frame, whichever it is."""
@@ -210,10 +222,6 @@ class Tracer:
             found = self._known[id(code)] = code, any(line in lines for _, _, line in code.co_lines())
         return found[1]
 
-    def _stop_in(self, frame: FrameType, reason: str, text: str) -> None:
-        self.go_on()
-        self._stop(frame, reason, text)
-
     def _leave(self, frame: FrameType) -> None:
         """Stop at the next line of the caller, or of the cell."""
         callers = [each for each in _of_cell(frame.f_back) if is_of_user(each.f_code.co_filename)]
@@ -222,6 +230,13 @@ class Tracer:
         else:
             self._step, self._frame = "over", callers[0]
             callers[0].f_trace = self._on_event
+
+
+def _is_suspended(frame: FrameType) -> bool:
+    """Whether a frame that Python reports to return is a generator or a coroutine that waits, and will go on."""
+    if not frame.f_code.co_flags & _MAY_SUSPEND:
+        return False
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _is_of_users_cell(frame: FrameType) -> bool:

@@ -6,7 +6,8 @@ Does not cover: JupyterLab (``tests/browser``), debuggers at the input line (``t
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from ....support.notebook_driver import Notebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ....support.notebook_driver import Outcome
 
@@ -235,6 +237,20 @@ def test_expressions_can_call_collectives_on_all_ranks(debugged: Debugged, clien
     assert running.result().check().lines == ["ranks 0-1 │ 2.0"]
 
 
+def test_expression_that_reaches_a_breakpoint_does_not_stop_again(debugged: Debugged, client: DapClient) -> None:
+    cell = "%%rank 0\ndef f():\n    return 5\nx = 1\nprint('x', x)"
+    client.set_breakpoints(cell, 3, 5)
+    running = debugged.start(cell)
+    client.stopped(0)
+    assert client.evaluate(0, "f()") == "5"
+    assert client.evaluate(0, "breakpoint()") == ""
+    assert client.evaluate(0, "[x + each for each in (1, 2)]") == "[2, 3]"
+    left = client.request("evaluate", expression="exit()", frameId=client.frames(0)[0]["id"], context="repl")
+    assert left["message"].startswith("SystemExit")
+    client.go(0)
+    assert running.result().check().lines == ["x 1"]
+
+
 def test_errors_that_end_a_cell_or_are_raised(debugged: Debugged, client: DapClient) -> None:
     code = "def f():\n    try: {}['a']\n    except KeyError: pass\n    return 1 / (1 - rank)\nf()\ndist.barrier()"
     cell = f"%%distributed\n{code}"
@@ -417,11 +433,27 @@ def test_ranks_start_while_the_notebook_is_debugged() -> None:
     with Notebook() as notebook:
         with DapClient(notebook.connect()) as client:
             client.attach()
-            notebook.run("%dist_init -n 2 --launcher local --backend none").check()
             cell = "%%distributed\nx = rank\nprint('x', x)"
-            client.set_breakpoints(cell, 3)
+            client.set_breakpoints(cell, 3)  # before there are ranks
+            notebook.run("%dist_init -n 2 --launcher local --backend none").check()
             running = Running(notebook, cell)
             client.stopped(0, 1)
             client.ask("disconnect")
             assert running.result().check().lines == ["rank 0 │ x 0", "rank 1 │ x 1"]
+        notebook.run("%dist_shutdown").check()
+
+
+def test_ranks_that_were_stopped_when_their_notebook_died_go_on_in_the_next() -> None:
+    with Notebook() as notebook:
+        notebook.run("%dist_init -n 2 --launcher local --keep --name held").check()
+        with DapClient(notebook.connect()) as client:
+            client.attach()
+            client.set_breakpoints(FUNCTION, 4)
+            Running(notebook, FUNCTION)
+            client.stopped(0, 1)
+            os.kill(notebook.pid, signal.SIGKILL)
+    with Notebook() as notebook:
+        shown = notebook.run("%dist_attach held").check().text + notebook.run("%dist_wait").text
+        assert "total 5.5" in shown, shown
+        assert notebook.run(SUM).check().lines == SUMMED
         notebook.run("%dist_shutdown").check()
