@@ -36,6 +36,20 @@ def stay(path):
             return heard
         except KeyboardInterrupt: heard += 1
 """
+# Code that waits in Gloo for a peer that never connects.
+NO_PEER = """
+import threading
+from datetime import timedelta
+def answer_for_the_peer():
+    store.wait(["0/0"])
+    address = bytearray(store.get("0/0"))
+    port = address.index(b"\\x02\\x00", 8) + 2  # after the name of the host stands the address: family, port
+    address[port : port + 2] = b"\\xff\\xff"  # the higher port is the one that connects
+    store.set("0/1", bytes(address))
+store = dist.HashStore()
+threading.Thread(target=answer_for_the_peer).start()
+dist.ProcessGroupGloo(store, 0, 2, timedelta(hours=1))
+"""
 SUM = "probe = torch.full((1000,), float(rank + 1)); dist.all_reduce(probe); probe.unique().tolist()"
 
 

@@ -47,6 +47,9 @@ PAGE_BYTES = 4096
 MESSAGE = b"gloo/transport: Connection closed by peer in the midst of a message; the process group was released"
 NOT_CONNECTED = b"gloo/transport: The peer did not connect; the process group was released"
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # number of the futex system call
+# After a stop, or a signal that another thread handled, Linux continues a sleep with a time limit as another system
+# call, restart_syscall; the arguments it reports stay those of the sleep.
+_RESTART = {"x86_64": "219", "aarch64": "128"}
 _OPERATION, _WAIT_BITSET = 0x7F, 9  # the futex operation without its flags; that of condition variables
 _BUFFER, _PAIR = "N4gloo9transport3tcp13UnboundBuffer", "N4gloo9transport3tcp4Pair"
 # Largest offset of a condition variable in an object, with room for other builds; beyond it lies another object.
@@ -124,7 +127,8 @@ def _waits(vtables: Mapping[str, int]) -> set[Wait]:
 def _sleep_of(thread: int) -> tuple[int, int] | None:
     """Return the address of the condition variable or lock that a thread sleeps in, and its stack pointer."""
     values = system_call(thread)
-    is_asleep = bool(values) and values[0] == _FUTEX.get(platform.machine())
+    machine = platform.machine()
+    is_asleep = bool(values) and values[0] in {_FUTEX.get(machine), _RESTART.get(machine)}
     return (int(values[1], 16), int(values[-2], 16)) if is_asleep else None
 
 

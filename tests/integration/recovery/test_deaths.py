@@ -21,7 +21,7 @@ from jupyter_disttrain.protocol.rank_death import RankDeath
 from ...conftest import LAUNCHERS
 from ...support.listeners import Interrupter
 from ...support.process_tools import processes_of_cluster, wait_until
-from ...support.recovery_tools import HOLD_GIL, HOST, SUM, failure_of
+from ...support.recovery_tools import HOLD_GIL, HOST, NO_PEER, SUM, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,6 +241,21 @@ def test_unawaited_collective_delays_nothing(three: Cluster) -> None:
     with pytest.raises(RankFailure, match="RankDied"):
         run.wait()
     assert three.run(SUM, timeout_s=30).results == {rank: [6.0] for rank in range(3)}
+
+
+def test_rank_that_was_stopped_while_it_waited_for_a_peer_is_released(three: Cluster) -> None:
+    """Linux continues its sleep, which has a time limit, as another system call."""
+    run = three.run(NO_PEER, 1, block=False)
+    assert wait_until(lambda: any("ProcessGroupGloo" in line for line in three.where()))
+    rank = psutil.Process(three.table[1].info.pid)
+    rank.suspend()
+    assert wait_until(lambda: rank.status() == psutil.STATUS_STOPPED)
+    rank.resume()
+    psutil.Process(three.table[2].info.pid).kill()  # an interrupt would begin another sleep
+    with pytest.raises(RankFailure) as caught:
+        run.wait()
+    assert "The peer did not connect" in str(caught.value)
+    assert three.run("import os; os.getpid()", 1).results == {1: rank.pid}
 
 
 def test_rank_is_replaced_where_no_more_threads_are_allowed(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jupyter_disttrain.errors import RankFailure
 
 from ...support.process_tools import wait_until
-from ...support.recovery_tools import failure_of, interrupted, stop, waits
+from ...support.recovery_tools import NO_PEER, failure_of, interrupted, stop, waits
 
 if TYPE_CHECKING:
     from jupyter_disttrain import Cluster
@@ -144,21 +144,6 @@ def test_deep_stack_names_the_cell_line(three: Cluster) -> None:
     assert wait_until(waits(run, {0}))
     assert "at line 4: dist.barrier() if rank == 0 else None" in three.where()[0]
     stop(three, run)
-
-
-NO_PEER = """
-import threading
-from datetime import timedelta
-def speak_for_the_other():
-    store.wait(["0/0"])
-    said = bytearray(store.get("0/0"))
-    port = said.index(b"\\x02\\x00", 8) + 2  # after the name of the host stands the address: family, port
-    said[port : port + 2] = b"\\xff\\xff"  # the higher port is the one that connects
-    store.set("0/1", bytes(said))
-store = dist.HashStore()
-threading.Thread(target=speak_for_the_other).start()
-dist.ProcessGroupGloo(store, 0, 2, timedelta(hours=1))
-"""
 
 
 def test_rank_waiting_for_a_peer_that_never_connects_is_released(three: Cluster) -> None:
