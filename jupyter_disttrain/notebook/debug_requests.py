@@ -22,9 +22,10 @@ from ipykernel import compiler
 
 from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
+from ..features.debugger.breakpoint_lines import line_of_statement
 from ..features.debugger.client import FIRST_ID, FIRST_THREAD, rank_of_thread
 from ..protocol.time_limits import DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
-from .debugged_cells import file_on_ranks, line_of_statement, magic_call, text_of, write_cell
+from .debugged_cells import file_on_ranks, magic_call, text_of, write_cell
 from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
 from .magics.arguments import parse, ranks_of
 from .magics.cell_magics import code_for_ranks

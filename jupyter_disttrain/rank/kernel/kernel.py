@@ -38,7 +38,8 @@ from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
 from ..nanny.process_tree import WAKE_SIGNAL, signal_main_thread
 from ..output import user_code
-from ..output.streams import Descriptors, flush_all, restore_streams
+from ..output.closed_streams import Descriptors, restore_streams
+from ..output.streams import flush_all
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError
 from ..user_input.debugger_hooks import let_debuggers_ask, stop_tracing
 from ..user_input.questions import Questions

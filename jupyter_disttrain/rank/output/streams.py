@@ -1,7 +1,8 @@
 """Write a rank's ``sys.stdout`` and ``sys.stderr`` to file descriptors.
 
 Covers: text to file descriptors 1 and 2, whole lines at a time, in order with each other and with C code.
-Does not cover: making these pipes (``rank.nanny.ipc``), reading them (``rank.nanny.nanny``).
+Does not cover: making these pipes (``rank.nanny.ipc``), reading them (``rank.nanny.nanny``), streams that a cell closes
+(``closed_streams``).
 
 The two streams are two pipes, and a reader can't determine which of two pipes was written first. So before the stream
 changes, the writer waits until the nanny has read the other stream: some 50 microseconds.
@@ -20,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..interrupts.deferral import outwards
 from ..kernel.cell_threads import earlier_cell
-from ..nanny.ipc import restore_input
-from ..own_process import file_of, own_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -264,38 +263,3 @@ def flush_all(*streams: Any) -> None:
             assert sys.__stderr__ is not None
             sys.__stderr__.write(f"{type(stream).__name__}.flush() failed: {type(error).__name__}: {error}\n")
     _libc.fflush(None)
-
-
-class Descriptors:
-    """File descriptors 0, 1 and 2, which a cell may close or redirect."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._own = {1: wire.stdout_write, 2: wire.stderr_write}
-        self._files = {number: file_of(number) for number in (0, *self._own)}
-
-    def restore(self) -> str:
-        """Restore the rank's own descriptors; returns a message that names those that were changed."""
-        with own_files:
-            changed = [number for number, file in self._files.items() if file_of(number) != file]
-            for number in changed:
-                if number == 0:
-                    restore_input()
-                else:
-                    os.dup2(self._own[number], number)
-        if not changed:
-            return ""
-        which = " and ".join(map(str, changed))
-        verb = "descriptor was" if len(changed) == 1 else "descriptors were"
-        return f"file {verb} closed or redirected by this cell, and restored for the next one: {which}"
-
-
-def restore_streams() -> None:
-    """Restore the rank's own streams where a cell left something that IPython can't write to."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if not all(callable(getattr(stream, method, None)) for method in ("write", "flush")):
-            own = getattr(sys, f"__{name}__")
-            setattr(sys, name, own)
-            own.write(
-                f"sys.{name} was {stream!r:.60} after this cell, which has no write() and flush(); it was restored\n"
-            )

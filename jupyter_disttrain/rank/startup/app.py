@@ -64,8 +64,9 @@ from ..malloc import keep_freed_memory
 from ..mpi.pmix import outlive_mpiexec
 from ..mpi.world import finalize, join_starters
 from ..nanny.ipc import RankEnd, Wire
+from ..output.closed_streams import Descriptors
 from ..output.iopub import Publisher, escaping
-from ..output.streams import Descriptors, Turns, flush_all, open_streams
+from ..output.streams import Turns, flush_all, open_streams
 from ..process_group.errors import RendezvousError
 from ..rank_exit import RankExit
 from .connection import Connection, Hellos

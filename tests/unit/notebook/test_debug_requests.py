@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_disttrain.notebook.debugged_cells import line_of_statement, magic_call
+from jupyter_disttrain.features.debugger.breakpoint_lines import line_of_statement
+from jupyter_disttrain.notebook.debugged_cells import magic_call
 from jupyter_disttrain.notebook.shown_rank import ShownRank
 
 CODE = """#%%distributed
