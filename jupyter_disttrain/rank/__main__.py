@@ -60,7 +60,7 @@ def _start_nannies(count: int) -> OwnNannies | Forks:
         except LaunchError as error:
             os.environ[COLD_REASON] = str(error)
     from .cold_nannies import OwnNannies  # noqa: PLC0415
-    from .nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
+    from .nanny.fork_rank import import_before_fork, run_nanny  # noqa: PLC0415
     from .process_group.object_replacement import freeze  # noqa: PLC0415
 
     import_before_fork()

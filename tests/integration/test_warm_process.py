@@ -342,7 +342,7 @@ def test_warm_process_that_is_started_before_the_ranks_is_theirs_and_ends_with_t
         parent = notebook.run("import psutil\nprint(psutil.Process(cluster.table[0].nanny_pid).ppid())").check()
         assert parent.text.strip() == str(process.pid)
         notebook.run("%dist_shutdown").check()
-        holders = [each for each in our_processes() if "jupyter_disttrain.rank.warm.keep" in each.cmdline()]
+        holders = [each for each in our_processes() if "jupyter_disttrain.rank.warm.keep_alive" in each.cmdline()]
         assert len(holders) == 1
     assert wait_until(lambda: not holders[0].is_running())
     assert wait_until(lambda: not process.is_running(), WARM_IDLE_SECONDS + 10)

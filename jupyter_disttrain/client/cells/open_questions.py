@@ -1,6 +1,7 @@
 """Decide which question of a cell's ranks the user is asked next, and who gets the answer.
 
-Covers: ``input()`` on several ranks, debuggers on several ranks, the commands ``cast`` and ``rank`` at their prompts.
+Covers: ``input()`` on several ranks, debuggers on several ranks, the commands ``cast`` and ``rank`` at their prompts,
+prompts with the rank's label.
 Does not cover: asking (the cell's listener), waiting for the answer on the rank (``rank.user_input.questions``).
 
 The user sees one prompt at a time. After a command the debugger that got it asks next, unless its code does not come
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 _CAST = re.compile(r"\s*cast\s+(?P<command>\S.*)", re.DOTALL)
 _RANK = re.compile(r"\s*rank\s+(?P<rank>\d+)\s*")
+
+
+def prompt_of(question: Asked) -> str:
+    """Return the prompt that the user sees, with the rank's label."""
+    between = " " if question.record.is_debugger else ": "
+    return f"rank {question.rank}{between}{question.record.prompt}"
 
 
 class OpenQuestions:

@@ -21,7 +21,7 @@ from ...launchers.rank_environment import forwarded
 from ...launchers.slurm.allocated_nodes import obtain, step_command
 from ...launchers.slurm.commands import find
 from ...launchers.slurm.job_state import UNKNOWN
-from ...launchers.slurm.texts import over_text
+from ...launchers.slurm.user_messages import over_text
 from ...protocol.time_limits import JOB_PLACEMENT_ANSWER_SECONDS
 from .gpus import check_hosts, shown_gpus
 

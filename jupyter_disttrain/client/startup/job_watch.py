@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from ...launchers.slurm.monitor import JobMonitor
-from ...launchers.slurm.texts import running_text
+from ...launchers.slurm.user_messages import running_text
 from ...protocol.time_limits import ENDING_SECONDS, HURRIED_POLL_SECONDS, JOB_WATCH_LATE_SECONDS, JOB_WATCH_TURN_SECONDS
 
 if TYPE_CHECKING:

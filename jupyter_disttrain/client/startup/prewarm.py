@@ -20,7 +20,7 @@ from .gpus import choose_gpus
 if TYPE_CHECKING:
     from ...config.cluster import ClusterConfig
 
-COMMAND = [sys.executable, "-m", "jupyter_disttrain.rank.warm.keep"]
+COMMAND = [sys.executable, "-m", "jupyter_disttrain.rank.warm.keep_alive"]
 
 
 class Prewarmed:

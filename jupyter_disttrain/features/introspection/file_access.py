@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from ...protocol.time_limits import COMPLETION_FILES_SECONDS
-from ...rank.own_process import has_standard_files
+from ...rank.proc_self import has_standard_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,8 +18,8 @@ from ...rank.kernel import tracebacks
 from ...rank.kernel.cell_errors import as_interrupt, cell_line, interrupt_behind
 from ...rank.libraries import gpu_errors
 from ...rank.libraries.framework_checks import hint
-from ...rank.output.user_code import script_name
 from ...rank.process_group.errors import is_of_group
+from ...rank.user_code import script_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,12 +31,12 @@ from ...features.telemetry.rank.sampler import Sampler
 from ...features.telemetry.rank.stacks import where
 from ...process_table import start_time
 from ...protocol.environment import NO_WARM, PRELOAD, WITHOUT_TORCH
+from ...rank import user_code
 from ...rank.libraries.import_hooks import before_import, on_import
 from ...rank.malloc import keep_freed_memory
 from ...rank.nanny.exit_report import STACK_SIGNAL
 from ...rank.nanny.ipc import SAMPLES, Sender
-from ...rank.output import user_code
-from ...rank.own_process import file_of
+from ...rank.proc_self import file_of
 from ...rank.warm import channel
 from ...rank.warm.shadowed_modules import SearchPath, ShadowedModules
 from ...rank_sessions import family, kill
@@ -252,7 +252,7 @@ def _report_crash_on_stderr() -> None:
 def _keep_ended_groups(module: ModuleType) -> None:
     """Avoid a deadlock of torch at the end of a function that destroys the process group."""
     if module.is_available():  # torch may be built without it
-        from ...rank.process_group.destroyed import keep_ended_groups  # noqa: PLC0415  (imports torch)
+        from ...rank.process_group.destroyed_groups import keep_ended_groups  # noqa: PLC0415  (imports torch)
 
         keep_ended_groups()
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...rank.output import user_code
+from ...rank import user_code
 from .errors import ScriptError, ScriptExit
 from .find_code import find_code
 

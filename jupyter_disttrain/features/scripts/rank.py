@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.frameworks import framework_environment
 from ...protocol.environment import NO_WARM, SAMPLE_SECONDS
 from ...rank.libraries.reserved_ports import ReservedPort
-from ...rank.warm.label import is_read_before_fork
+from ...rank.warm.start_label import is_read_before_fork
 from .failure_report import how_shown
 from .find_code import fill_in
 from .in_session import run_in_session

@@ -24,7 +24,7 @@ from .cancel_on_exit import cancel_on_exit, guard, relieve
 from .commands import ask, slurm_environment
 from .job import SlurmJob
 from .job_state import UNKNOWN
-from .texts import running_text, waiting_text
+from .user_messages import running_text, waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

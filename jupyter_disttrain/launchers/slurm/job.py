@@ -17,7 +17,7 @@ from ...errors import LaunchError
 from ...protocol.time_limits import CANCEL_SECONDS, COMMANDS_STATE_SECONDS, FIRST_POLL_SECONDS, SLOWEST_POLL_SECONDS
 from .commands import ask, slurm_environment
 from .job_state import GONE, SACCT_FIELDS, UNKNOWN, JobState, from_sacct, from_scontrol
-from .texts import over_text
+from .user_messages import over_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

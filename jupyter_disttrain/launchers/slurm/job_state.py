@@ -1,7 +1,7 @@
 """Parse the state of a Slurm job.
 
 Covers: the record, parsing the output of scontrol and sacct, the meaning of states.
-Does not cover: querying (``job``), texts for the user (``texts``).
+Does not cover: querying (``job``), texts for the user (``user_messages``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Watch a running Slurm job.
 
 Covers: querying Slurm from time to time, which notices are due.
-Does not cover: their texts (``texts``), what follows when the job is over (the caller of ``tick``).
+Does not cover: their texts (``user_messages``), what follows when the job is over (the caller of ``tick``).
 
 Nothing here has a thread or waits: a caller with a loop calls :meth:`JobMonitor.tick` in it.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol.time_limits import SILENCE_SECONDS, SLACK_SECONDS, WARN_AT_SECONDS, WATCH_POLL_SECONDS
 from .job_state import UNKNOWN
-from .texts import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
+from .user_messages import lost_nodes_text, over_text, preempt_text, requeued_text, time_text
 
 if TYPE_CHECKING:
     from .allocated_nodes import AllocatedNodes

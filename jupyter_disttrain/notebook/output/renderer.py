@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...client.cells.events import Cleared, CommSent, Died, Displayed, Elided, LogFailed, Printed, Replied
+from ...client.cells.open_questions import prompt_of
 from ...protocol.ranks import label_ranks, short_label, size_text
 from .comms import WidgetBars
 from .rows import TAIL_ROWS, Line, Row, Section
@@ -137,9 +138,7 @@ class Screen:
 
     def ask(self, question: Asked) -> str:
         """Ask the user below what was shown so far."""
-        between = " " if question.record.is_debugger else ": "
-        prompt = f"rank {question.rank}{between}{question.record.prompt}"
-        return self._sink.ask(prompt, is_password=question.record.is_password)
+        return self._sink.ask(prompt_of(question), is_password=question.record.is_password)
 
     def _complete(self) -> None:
         """Draw what was shown so far as it stays; later output is shown below it, as a transcript of its own."""

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from ...protocol.time_limits import CUT_AFTER_SECONDS, DEFERRED_IMPORT_POLL_SECONDS, LONGEST_SECONDS
-from ..output.user_code import CELL, is_cell, is_own
+from ..user_code import CELL, is_cell, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ...features.scripts.errors import ProgramExit, ProgramFailedError, ProgramInterrupt, ScriptExit
 from ..libraries import gpu_errors
 from ..libraries.framework_checks import hint
-from ..output.user_code import is_own, script_name
 from ..process_group.object_replacement import thaw
+from ..user_code import is_own, script_name
 from .error_chain import chain, line_of, linked, tree, walk
 from .tracebacks import report as make_report
 

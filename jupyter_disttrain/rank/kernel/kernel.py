@@ -32,12 +32,12 @@ from ...protocol.environment import KEEP
 from ...protocol.messages import OPTIONS
 from ...protocol.requests import Handlers, RankRequest, Reply
 from ...protocol.serialization import dump_value
+from .. import user_code
 from ..cell_started import CellStarted, Subscribers
 from ..interrupts.cut_imports import CutImports
 from ..interrupts.deferral import InterruptDeferral, is_statement, outwards
 from ..interrupts.torch_flags import TorchFlags
 from ..nanny.process_tree import WAKE_SIGNAL, signal_main_thread
-from ..output import user_code
 from ..output.closed_streams import Descriptors, restore_streams
 from ..output.streams import flush_all
 from ..process_group.errors import RELEASE_SIGNAL, ReleasedError

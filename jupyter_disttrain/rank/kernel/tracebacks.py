@@ -22,10 +22,10 @@ from IPython.core import ultratb
 from IPython.core.error import UsageError
 from stack_data.core import RepeatedFrames
 
+from .. import user_code
 from ..interrupts.deferral import INSTALLED, PACKAGE, STANDARD_LIBRARY
-from ..output import user_code
-from ..output.user_code import is_own
 from ..process_group.errors import is_of_group
+from ..user_code import is_own
 from ..user_input.questions import DebuggerRefusedError
 from .error_chain import chain, has_group, line_of, linked, tree, walk
 

@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from ..output import user_code
+from .. import user_code
 from .import_hooks import on_import
 
 if TYPE_CHECKING:

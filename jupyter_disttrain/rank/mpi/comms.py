@@ -17,7 +17,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..own_process import read_memory
+from ..proc_self import read_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...features.telemetry.rank import status_page
 from ...protocol.time_limits import WIRE_END_SECONDS, WIRE_PATIENCE_SECONDS
-from ..own_process import file_of
+from ..proc_self import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

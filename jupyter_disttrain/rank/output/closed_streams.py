@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..nanny.ipc import restore_input
-from ..own_process import file_of, own_files
+from ..proc_self import file_of, own_files
 
 if TYPE_CHECKING:
     from ..nanny.ipc import Wire

@@ -1,8 +1,8 @@
 """Read torch's record of the collectives that this rank has called.
 
 Covers: the separate records of Gloo and NCCL; the oldest pending collective; collectives by their number.
-Does not cover: whether the main thread waits for a collective of NCCL (``rank.interrupts.standstill``), comparing ranks
-(``client.recovery.hang_explanation``).
+Does not cover: whether the main thread waits for a collective of NCCL (``rank.interrupts.blocked_in_c``), comparing
+ranks (``client.recovery.hang_explanation``).
 
 Reading NCCL's record queries CUDA events. That may wait as long as the driver does, and it fails in a process that has
 lost its CUDA context.

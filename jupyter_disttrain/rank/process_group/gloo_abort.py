@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.time_limits import GLOO_WAITS_POLL_SECONDS, SETTLED_SECONDS
 from ..interrupts.deferral import is_standard
-from ..own_process import list_proc_self, read_memory, system_call
+from ..proc_self import list_proc_self, read_memory, system_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,7 +29,7 @@ from ...protocol.ranks import NEW_GROUP
 from ...protocol.time_limits import ABORT_SECONDS, INITIALIZATION_SECONDS
 from ..output.streams import flush_all
 from .collective_counts import Counts
-from .destroyed import forget_half_ended_groups, keep_ended_groups
+from .destroyed_groups import forget_half_ended_groups, keep_ended_groups
 from .errors import RELEASE_SIGNAL, RendezvousError
 from .gloo_abort import end_forgotten_waits
 from .model_rebuild import rearm_models, remember_models, reset_sharded_models

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ..own_process import list_proc_self, open_socket, read_proc_self
+from ..proc_self import list_proc_self, open_socket, read_proc_self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..interrupts.deferral import outwards
 from ..libraries.import_hooks import on_import
-from ..output.user_code import is_own
+from ..user_code import is_own
 from .sockets import EventLoop, epoll_descriptors, event_loops, shut_down
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from ..output import user_code
+from .. import user_code
 from .questions import InputOnRankError
 
 

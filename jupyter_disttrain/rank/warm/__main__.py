@@ -22,7 +22,7 @@ def main() -> None:
     gc.disable()  # imports make little garbage, and collecting it would take an eighth of their time
     # Only now: processes that wait for the address to be in use must not wait for imports.
     from ...features.scripts.in_own_process import run_program  # noqa: PLC0415
-    from ..nanny.begin import import_before_fork, run_nanny  # noqa: PLC0415
+    from ..nanny.fork_rank import import_before_fork, run_nanny  # noqa: PLC0415
 
     import_before_fork()
     process.load()

@@ -24,7 +24,7 @@ from ...process_table import WARM_PROCESS, runs
 from ...protocol.time_limits import OWNER_SECONDS, WARM_LISTEN_SECONDS, WARM_RETRY_SECONDS
 from ..cold_nannies import signal_all
 from . import channel
-from .label import import_environment, label_of, limits
+from .start_label import import_environment, label_of, limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Run the warm process: import what ranks need, then fork nannies and programs from it on request.
 
 Covers: the imports, why it can't serve, forking, reporting the ends of its children, its own end.
-Does not cover: which starts it serves (``label``), the state of a forked process (``forked``).
+Does not cover: which starts it serves (``start_label``), the state of a forked process (``forked``).
 
 It has no CUDA context, no MPI, no ZeroMQ context and no threads but those of the BLAS library, which handles forks.
 What it has imported is hidden from Python's garbage collector, so the forks share that memory.
@@ -31,8 +31,8 @@ from ..nanny.process_tree import adopt_orphans
 from ..process_group.object_replacement import freeze
 from . import channel
 from .forked import become
-from .label import preloaded
 from .start import PROGRAM
+from .start_label import preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

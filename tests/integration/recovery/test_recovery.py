@@ -111,7 +111,7 @@ def test_group_destroyed_by_the_user_is_freed(three: Cluster) -> None:
     count = "len(os.listdir('/proc/self/task'))"
     before = three.run(count).results
     three.run("for _ in range(3):\n    pg = dist.new_group([0, 1, 2])\n    dist.destroy_process_group(pg)\n    del pg")
-    # It is kept for a second: process_group.destroyed. Threads of what earlier tests have left may end meanwhile.
+    # It is kept for a second (process_group.destroyed_groups). Threads of earlier tests may end meanwhile.
     assert wait_until(lambda: all(now <= before[rank] for rank, now in three.run(count).results.items()))
 
 

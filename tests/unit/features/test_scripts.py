@@ -9,7 +9,7 @@ import pytest
 from jupyter_disttrain.features.scripts.runner import outside_job
 from jupyter_disttrain.features.scripts.start_method import read_sources
 from jupyter_disttrain.protocol.environment import PRELOAD
-from jupyter_disttrain.rank.warm.label import is_read_before_fork
+from jupyter_disttrain.rank.warm.start_label import is_read_before_fork
 
 if TYPE_CHECKING:
     from pathlib import Path

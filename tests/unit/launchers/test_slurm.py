@@ -15,7 +15,7 @@ from jupyter_disttrain.launchers.slurm.allocated_nodes import AllocatedNodes, Al
 from jupyter_disttrain.launchers.slurm.batch_script import job_options, start_script
 from jupyter_disttrain.launchers.slurm.job_state import JobState, from_sacct, from_scontrol
 from jupyter_disttrain.launchers.slurm.monitor import JobMonitor
-from jupyter_disttrain.launchers.slurm.texts import waiting_text
+from jupyter_disttrain.launchers.slurm.user_messages import waiting_text
 from jupyter_disttrain.notebook import extension  # noqa: F401  (defines the magics)
 from jupyter_disttrain.notebook.magics.arguments import parse
 from jupyter_disttrain.notebook.magics.slurm_arguments import slurm_of

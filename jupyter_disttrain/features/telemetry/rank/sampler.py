@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.messages import RankVitals
 from ....protocol.states import RankActivity
 from ....protocol.time_limits import IDLE_SECONDS, SAMPLER_POLL_SECONDS, WAITING_SECONDS
+from ....rank.interrupts.blocked_in_c import BlockedInC
 from ....rank.interrupts.deferral import outwards
-from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.current_call import mpi_call
-from ....rank.output.user_code import is_own
-from ....rank.own_process import read_proc_self
+from ....rank.proc_self import read_proc_self
 from ....rank.process_group.flight_recorder import pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
+from ....rank.user_code import is_own
 from .progress import NOWHERE
 from .stacks import MESSAGE_WAIT, communication
 
@@ -69,7 +69,7 @@ class Sampler:
         self._next_reading = 0.0
         self._place: tuple[int, int] | None = None  # where the main thread was at the last sample
         self._in_mpi = ""
-        self._standstill = Standstill()
+        self._blocked = BlockedInC()
         self._has_failed = False
         self._main = threading.main_thread().ident or 0
         self._clock = time.pthread_getcpuclockid(self._main)
@@ -158,7 +158,7 @@ class Sampler:
 
     def _hidden_call(self, frame: FrameType, now: float) -> str:
         """Return the call in which the main thread waits where no Python function shows it."""
-        is_asleep, is_blocked = self._is_asleep(), self._standstill.check()
+        is_asleep, is_blocked = self._is_asleep(), self._blocked.check()
         if (is_asleep or is_blocked) and self._group() is not None:
             began = time.thread_time()
             pending = pending_collective() if is_asleep and may_wait_for_collective(frame) else None

@@ -15,12 +15,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.time_limits import FLIGHT_RECORDER_LIMIT_SECONDS
+from ....rank.interrupts.blocked_in_c import BlockedInC
 from ....rank.interrupts.deferral import outwards
-from ....rank.interrupts.standstill import Standstill
 from ....rank.mpi.current_call import mpi_call
-from ....rank.output.user_code import is_cell, is_own, is_typed, script_name
 from ....rank.process_group.flight_recorder import called, pending_collective, pending_on_device
 from ....rank.process_group.gloo_abort import is_main_thread_waiting, may_wait_for_collective
+from ....rank.user_code import is_cell, is_own, is_typed, script_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEEPEST = 30  # frames; beyond these only the cell's own are reported
 MESSAGE_WAIT = "wait() of a send or recv"  # of an operation started before, e.g. by isend; Python has no frame of it
 _COMMUNICATION = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
-_main_thread = Standstill()  # between two requests of the client
+_main_thread = BlockedInC()  # between two requests of the client
 _OF_HOROVOD = ("horovod/torch/mpi_ops.py", "horovod/torch/functions.py", "horovod/common/basics.py")
 
 

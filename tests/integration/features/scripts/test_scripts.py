@@ -75,7 +75,7 @@ def test_torchrun_script_runs_repeatedly(cluster: Cluster, folder: Path) -> None
 
 
 def test_destroyed_group_of_a_script_is_held_until_its_threads_have_ended(cluster: Cluster, folder: Path) -> None:
-    # Else scripts hang at times, as they do under torchrun: process_group.destroyed, which the timer is of.
+    # Else scripts hang at times, as they do under torchrun: process_group.destroyed_groups, which the timer is of.
     code = """
         import threading, torch.distributed as dist
         dist.init_process_group("gloo")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..cell_started import CellStarted
+    from .cell_started import CellStarted
 
 CELL = "ipykernel_"  # part of the name under which a cell is compiled
 

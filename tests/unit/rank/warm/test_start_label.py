@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jupyter_disttrain.protocol.environment import CLIENT, PRELOAD
-from jupyter_disttrain.rank.warm.label import import_environment, label_of
+from jupyter_disttrain.rank.warm.start_label import import_environment, label_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ import time
 from ...protocol.time_limits import LEAST_SECONDS
 
 
-class Standstill:
+class BlockedInC:
     """Detects whether the main thread runs Python code."""
 
     def __init__(self) -> None:

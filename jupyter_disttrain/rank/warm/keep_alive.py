@@ -1,4 +1,4 @@
-"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.keep FOLDER``, until stdin is closed.
+"""Start a warm process and keep it: ``python -m jupyter_disttrain.rank.warm.keep_alive FOLDER``, until stdin is closed.
 
 A notebook runs it before its ranks start. Its environment is that of the ranks, as far as it selects the warm process.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from .label import import_environment
 from .start import connect
+from .start_label import import_environment
 
 
 def main() -> None:
