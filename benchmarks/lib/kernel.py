@@ -134,6 +134,15 @@ class DrivenKernel:
                 return
         raise KernelError(f"the kernel did not reply within {START_TIMEOUT_S:.0f} s")
 
+    @property
+    def connection_file(self) -> str:
+        """The path of the file by which other clients connect."""
+        return str(self._manager.connection_file)
+
+    def interrupt(self) -> None:
+        """Interrupt the running cell."""
+        self._manager.interrupt_kernel()
+
     def open_comm(self, target: str) -> None:
         """Open a comm, as the tool's frontend does."""
         assert self._client is not None, "start the kernel first"

@@ -86,14 +86,18 @@ class Group:
     def hold_timeouts(self, held: bool) -> None:
         """Let collectives that start from now on wait for ranks that a debugger has stopped; or restore the timeouts.
 
-        Only those of Gloo and NCCL, as torch has no way to set the others.
+        Only those of Gloo and NCCL, as torch has no way to set the others; early versions can't set these either.
         """
         found = [
             (group.group_name, device.type, group._get_backend(device))  # noqa: SLF001
             for group in list(c10d._world.pg_map)  # noqa: SLF001
             for device in group._device_types  # noqa: SLF001
         ]
-        backends = {(name, device): each for name, device, each in found if isinstance(each, _WITH_TIMEOUT)}
+        backends = {
+            (name, device): each
+            for name, device, each in found
+            if isinstance(each, _WITH_TIMEOUT) and hasattr(each, "_set_default_timeout")
+        }
         for key, each in backends.items():  # all of them before any is set: devices may share one
             if each.options._timeout != _HELD:  # noqa: SLF001
                 self._timeouts[key] = each.options._timeout  # noqa: SLF001

@@ -114,12 +114,14 @@ class RankDebugger:
     def _disconnect(self, _arguments: dict[str, Any]) -> None:
         self.is_attached = self.stops_at_errors = False
         self._tracer.clear()
-        self._hold_timeouts(False)
-        if self._is_waiting:
-            self._answers.put({"command": "continue", "seq": 0})
-        else:
-            self._stopped = None
-            self._wake()
+        try:
+            self._hold_timeouts(False)
+        finally:
+            if self._is_waiting:
+                self._answers.put({"command": "continue", "seq": 0})
+            else:
+                self._stopped = None
+                self._wake()
 
     def _set_breakpoints(self, arguments: dict[str, Any]) -> dict[str, Any]:
         source = arguments["source"]
