@@ -334,14 +334,18 @@ def test_variables_of_the_ranks_are_searched_and_sorted(open_notebook: Callable[
     # Where the ranks differ, a sign and the ranks.
     differing = view.locator("tr.jdt-differs")
     assert [text.split("\t") for text in differing.all_inner_texts()] == [
-        ["epoch", "int", "0", "", "rank 0"],
-        ["epoch", "int", "1", "", "rank 1"],
+        ["epoch", "rank 0", "int", "0", ""],
+        ["epoch", "rank 1", "int", "1", ""],
     ]
-    assert differing.locator("td").last.evaluate(SIGN) == '"≠"'
+    assert differing.locator("td").first.evaluate(SIGN) == '"≠"'
+    ranks = view.get_by_role("columnheader", name="Ranks")
+    assert ranks.is_visible()
     search = view.get_by_role("searchbox")
     search.fill("EPO")
     assert names.all_inner_texts() == ["epoch", "epoch"]
     assert view.locator("footer").inner_text().startswith("1 of 4 variables")
+    search.fill("images")
+    assert not ranks.is_visible()  # a column without a text
     search.fill("absent")
     view.get_by_text("no variable has this text in its name").wait_for()
     search.fill("")

@@ -124,10 +124,10 @@ export class VariablesView {
     const t = this.trans;
     const titles = [
       this.heads.get('name'),
+      element('th', { scope: 'col', class: 'jdt-ranks' }, t('Ranks')),
       element('th', { scope: 'col' }, t('Type')),
       element('th', { scope: 'col' }, t('Value')),
-      this.heads.get('size'),
-      element('th', { scope: 'col' }, t('Ranks'))
+      this.heads.get('size')
     ].filter(each => each !== undefined);
     const table = element(
       'table',
@@ -225,6 +225,9 @@ export class VariablesView {
       showLine(this.total, summarizeVariables(content, found, trans));
     }
     this.scroller.hidden = found.length === 0;
+    // A narrow panel has no room for a column without a text.
+    const differ = found.some(each => each.differs);
+    this.scroller.classList.toggle('jdt-all-equal', !differ);
     this.drawRows(found.slice(0, MAX_ROWS));
   }
 
@@ -244,10 +247,10 @@ export class VariablesView {
         ? { class: 'jdt-differs', title: this.trans('differs between ranks') }
         : {},
       element('th', { scope: 'row', title: name }, name),
+      element('td', { class: 'jdt-ranks' }, formatRanks(variable, this.trans)),
       element('td', { title: type }, type),
       element('td', { title: value }, value),
-      element('td', { class: 'right' }, size === null ? '' : formatSize(size)),
-      element('td', {}, formatRanks(variable, this.trans))
+      element('td', { class: 'right' }, size === null ? '' : formatSize(size))
     );
   }
 }
