@@ -156,8 +156,9 @@ def _take_up(session: Session, messages: SessionMessages) -> list[CellRun]:
     replays = {entry.engine: launch.open_link.request(entry.nanny, Replay()) for entry in asked}
     earlier = [message for entry in asked for message in _published_messages(launch, entry, replays[entry.engine])]
     launch.dispatcher.open(messages, [*earlier, *deaths.values()])
-    session.debugger.release(asked)  # the earlier notebook may have stopped them
-    repeated = [_ask_reply(launch, entry) for entry in table if entry.engine not in deaths]
+    alive = [entry for entry in table if entry.engine not in deaths]
+    session.debugger.release(alive)  # the earlier notebook may debug them, and have stopped some
+    repeated = [_ask_reply(launch, entry) for entry in alive]
     wait(repeated, RANK_SECONDS)
     _restore_group(launch, session.supervisor)
     return runs

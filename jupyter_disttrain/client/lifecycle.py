@@ -299,5 +299,7 @@ class Lifecycle:
 @atexit.register
 def _shutdown_all() -> None:
     for lifecycle in list(_open):
-        if not lifecycle.session.config.keep:
+        if lifecycle.session.config.keep:
+            lifecycle.session.debugger.detach()  # else the ranks would stop with no client that lets them go on
+        else:
             lifecycle.shutdown()

@@ -12,18 +12,21 @@ rank, while the others wait; "continue" acts on all. Choosing a frame of another
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections import deque
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipykernel import compiler
 
+from ..client.recovery.remedies import error_text
 from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
 from ..features.debugger.breakpoint_lines import line_of_statement
-from ..features.debugger.client import FIRST_ID, FIRST_THREAD, rank_of_thread
+from ..features.debugger.client import FIRST_THREAD, is_of_rank, rank_of_thread
 from ..protocol.time_limits import DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
 from .debugged_cells import file_on_ranks, magic_call, text_of, write_cell
 from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
@@ -41,8 +44,13 @@ if TYPE_CHECKING:
     from ..features.debugger.client import Debugger, Message
     from .magics.clusters import Clusters
 
+log = logging.getLogger(__name__)
+
 _STEPS = ("next", "stepIn", "stepOut")
 _REMEMBERED = 1000  # cells
+_NO_DEBUGPY = "the debugger was turned on while a cell ran, so it debugs the ranks only; turn it off and on again"
+# Requests that need no reply of the notebook's process where debugpy does not debug it.
+_OF_ALL = ("attach", "configurationDone", "disconnect", "setExceptionBreakpoints", "threads")
 _ONE_THREAD = ("jupyterlab",)  # clients that show one stopped thread
 _CAPABILITIES = {
     "supportsConfigurationDoneRequest": True,
@@ -79,6 +87,7 @@ class DebugRequests:
         self._asked: dict[str, list[Message]] = {}  # breakpoints by file, also those set before ranks started
         self._lines: dict[str, list[Message]] = {}  # those of cells for ranks, with the lines at which they stop
         self._filters: Message = {}  # exceptions at which to stop
+        self._delayed: list[Message] | None = None  # events that are published after the reply to a request
         if "pydevd" in sys.modules:
             leave_processes_alone()
         shell.events.register("pre_run_cell", self._before_cell)
@@ -102,7 +111,7 @@ class DebugRequests:
         self._attach()
         self._for_ranks(text)
         if compiler.get_file_name(text) in self._asked:  # perhaps before it was a cell for these ranks
-            self._place(compiler.get_file_name(text))
+            wait(self._place(compiler.get_file_name(text)), DEBUG_REPLY_SECONDS)
 
     def _after_cell(self, _result: Any) -> None:
         self._is_busy = False
@@ -131,6 +140,13 @@ class DebugRequests:
 
     async def _serve(self, request: Message) -> Message:
         """Serve a debug_request message, on the kernel's control thread: debugpy may have stopped all others."""
+        try:
+            return await self._serve_one(request)
+        except Exception as error:  # a client without a reply would wait forever
+            log.exception("the debugger could not serve %s", request)
+            return _reply(request, {"success": False, "message": error_text(error)})
+
+    async def _serve_one(self, request: Message) -> Message:
         if self._is_started:
             hide_threads()
             self._attach()
@@ -147,19 +163,28 @@ class DebugRequests:
         return _reply(request, await _wait(debugger.forward(rank, request)))
 
     async def _ask_own(self, request: Message) -> Message:
-        if not self._is_local and request["command"] not in ("debugInfo", "inspectVariables", "modules"):
+        """Have the notebook's own process serve a request: ipykernel, and debugpy if it debugs it."""
+        command, debugger = request["command"], getattr(self._kernel, "debugger", None)
+        if self._is_local or debugger is None or command in debugger.static_debug_handlers:
+            return await self._own(request)
+        if command == "variables":  # of the notebook, which ipykernel lists
+            return dict(await debugger.variables(request))
+        if command in _OF_ALL:
             return _reply(request, {"success": True, "body": {}})
-        return await self._own(request)
+        if command == "setBreakpoints":
+            asked = (request.get("arguments") or {}).get("breakpoints") or ()
+            found = [{"verified": False, "line": each["line"], "message": _NO_DEBUGPY} for each in asked]
+            return _reply(request, {"success": True, "body": {"breakpoints": found}})
+        return _reply(request, {"success": False, "message": _NO_DEBUGPY})
 
     def _addressed(self, arguments: Message) -> int | None:
         """Return the rank that a request is about; None for the notebook's process."""
         debugger = self._debugger()
-        if debugger is None:
+        if debugger is None or not debugger.is_attached:
             return None
         for key in ("frameId", "variablesReference", "srcFrameId"):
-            number = arguments.get(key)
-            if isinstance(number, int) and number >= FIRST_ID:
-                return debugger.locate(number)[0]
+            if is_of_rank(arguments.get(key)):
+                return debugger.locate(arguments[key])[0]
         found = rank_of_thread(arguments.get("threadId"))
         if self._shown is None or "threadId" not in arguments:
             return found
@@ -168,10 +193,15 @@ class DebugRequests:
         return found if self._shown.rank is None or is_of_notebook else self._shown.rank
 
     def _debugger(self) -> Debugger | None:
-        """Return the debugger of the cluster that was the current one at first; None if there is none."""
-        if self._cluster is None or self._cluster not in self._clusters.open.values():
-            self._cluster = self._clusters.current(None)
+        """Return the debugger of the ranks that are debugged; None if there are none."""
         return None if self._cluster is None else self._cluster.debugger
+
+    def _choose_cluster(self) -> None:
+        """Debug the ranks of the current cluster, until that is closed."""
+        if self._cluster is None or self._cluster.closed:
+            self._cluster = self._clusters.current(None)
+            if self._shown is not None:
+                self._shown.go_on()  # it may have been one of the earlier ranks
 
     async def _initialize(self, request: Message, arguments: Message) -> Message:
         if self._is_started:  # by an earlier client, which was killed
@@ -199,14 +229,14 @@ class DebugRequests:
 
     def _attach(self) -> None:
         """Attach to ranks that have started since, and have them stop where it was asked for before."""
+        self._choose_cluster()
         debugger = self._debugger()
         if debugger is None or debugger.is_attached:
             return
         debugger.attach(self._on_event)
         if self._filters:
             debugger.set_filters(self._filters)
-        for path in list(self._asked):
-            self._place(path)
+        wait([future for path in list(self._asked) for future in self._place(path)], DEBUG_REPLY_SECONDS)
 
     def _detach(self) -> None:
         debugger = None if self._cluster is None else self._cluster.debugger
@@ -253,8 +283,9 @@ class DebugRequests:
         if not replies or (self._is_local and path not in self._lines):
             return await self._ask_own(request)
         source = {"name": Path(path).name, "path": path}  # JupyterLab lists only breakpoints with it
-        found = [each | {"source": source} for each in replies[0].get("body", {}).get("breakpoints", ())]
-        return _reply(request, replies[0] | {"body": {"breakpoints": found}})
+        first = next((each for each in replies if each["success"]), replies[0])  # a rank may just be replaced
+        found = [each | {"source": source} for each in first.get("body", {}).get("breakpoints", ())]
+        return _reply(request, first | {"body": {"breakpoints": found}})
 
     def _place(self, path: str) -> list[Future[Message]]:
         """Set the breakpoints of a file, or of a cell for ranks, on its ranks; return the responses to come."""
@@ -303,7 +334,7 @@ class DebugRequests:
             for frame in reply.get("body", {}).get("stackFrames", ()):
                 label = {} if self._shown is None else {"name": f"rank {each} · {frame['name']}"}
                 frames.append(frame | label | {"source": self._source(frame["source"])})
-        body = {"stackFrames": frames, "totalFrames": len(frames)}
+        body = {"stackFrames": frames, "totalFrames": sum(each["body"].get("totalFrames", 0) for each in replies)}
         return _reply(request, replies[0] | ({"body": body} if replies[0]["success"] else {}))
 
     def _source(self, source: Message) -> Message:
@@ -326,7 +357,12 @@ class DebugRequests:
             ranks = list(dict.fromkeys([rank, *debugger.stopped]))
             if self._shown is not None:
                 self._shown.go_on()
-        replies = await asyncio.gather(*(_wait(debugger.request(each, "continue", {})) for each in ranks))
+            # JupyterLab forgets the stopped threads when it has the reply, also those that have stopped again by then.
+            self._delayed = [_continued(rank)]
+        try:
+            replies = await asyncio.gather(*(_wait(debugger.request(each, "continue", {})) for each in ranks))
+        finally:
+            asyncio.get_running_loop().call_soon(self._publish_delayed)  # when ipykernel has sent the reply
         return _reply(request, replies[0] | {"body": {"allThreadsContinued": True}})
 
     async def _pause(self, request: Message, arguments: Message) -> Message:
@@ -380,7 +416,17 @@ class DebugRequests:
         debugger = self._debugger()
         return {} if debugger is None else dict(debugger.stopped)
 
+    def _publish_delayed(self) -> None:
+        with self._lock:
+            delayed, self._delayed = self._delayed or [], None
+            for each in delayed:
+                self._publish(each)
+
     def _publish(self, event: Message) -> None:
+        with self._lock:
+            if self._delayed is not None:
+                self._delayed.append(event)
+                return
         self._kernel._publish_debug_event({"seq": 0} | event)  # noqa: SLF001  (ipykernel's own debugger calls it, too)
 
 
@@ -403,6 +449,11 @@ _METHODS: dict[str, Callable[[DebugRequests, Message, Message], Awaitable[Messag
     "richInspectVariables": DebugRequests._show_richly,  # noqa: SLF001
     "copyToGlobals": DebugRequests._copy_to_globals,  # noqa: SLF001
 }
+
+
+def _continued(rank: int) -> Message:
+    body = {"threadId": FIRST_THREAD + rank, "allThreadsContinued": False}
+    return {"type": "event", "event": "continued", "body": body}
 
 
 def _moved(asked: Iterable[Message], code: str) -> list[Message]:

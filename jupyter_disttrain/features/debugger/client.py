@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     Message = dict[str, Any]  # of the protocol
 
 FIRST_THREAD = 1_000_000  # the number of rank 0 as a thread; those of the notebook's process are smaller
-FIRST_ID = 1 << 30  # of frames and values; those of the notebook's process are smaller
+FIRST_ID = 1 << 30  # of frames and values; those of debugpy are smaller
+_LAST_ID = (1 << 31) - 1  # the protocol's largest number; those that ipykernel gives its variables are larger
 _REACHABLE = (RankState.IDLE, RankState.RUNNING)
 _RESUMING = ("continue", "next", "stepIn", "stepOut")
 
@@ -37,6 +38,11 @@ _RESUMING = ("continue", "next", "stepIn", "stepOut")
 def rank_of_thread(thread: Any) -> int | None:
     """Return the rank that is a thread of the debugger; None if it is none."""
     return thread - FIRST_THREAD if isinstance(thread, int) and thread >= FIRST_THREAD else None
+
+
+def is_of_rank(number: Any) -> bool:
+    """Whether this is the number of a frame or a value of a rank, rather than of the notebook's process."""
+    return isinstance(number, int) and FIRST_ID <= number <= _LAST_ID
 
 
 class Debugger:
@@ -202,6 +208,7 @@ class Debugger:
         with self._lock:
             if message["event"] == "stopped":
                 self.stopped[rank] = body
+                self.request(rank, "noticed", {})
             else:
                 self.stopped.pop(rank, None)
         self._on_event(rank, message | {"body": body})

@@ -16,6 +16,7 @@ from .attributes import InstanceOf
 
 _SHOWN = 200  # characters of a plain value's text
 _BITS = 4096  # of a number whose text is made: the time for it grows with the square
+_HOLD_NOTHING = frozenset({bool, int, float, complex, type(None), str, bytes})
 _PLAIN = (bool, float, complex, type(None))
 _PLACEMENTS = "torch.distributed.tensor.placement_types"  # the module of a DTensor's placements
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
@@ -29,7 +30,13 @@ def type_name(cls: type) -> str:
 
 
 def summarize(value: Any) -> dict[str, str]:
-    """Return what is known of a value, by the name of each property."""
+    """Return what is known of a value, by the name of each property, with the bytes of its tensors."""
+    size_bytes = size_of(value)
+    return describe(value) if size_bytes is None else describe(value) | {"Size": size_text(size_bytes)}
+
+
+def describe(value: Any) -> dict[str, str]:
+    """Return the same without the bytes, for which all that the value holds has to be read."""
     if type(value) is InstanceOf:
         return {"Type": type_name(value.cls)}
     found = {"Type": type_name(type(value))}
@@ -38,9 +45,7 @@ def summarize(value: Any) -> dict[str, str]:
         found["Value"] = text
     if attributes.is_one_of(type(value), _CONTAINERS):
         found["Length"] = str(len(value))
-    found |= _of_array(value) | _of_dtensor(value) | _of_model(value)
-    size_bytes = size_of(value)
-    return found if size_bytes is None else found | {"Size": size_text(size_bytes)}
+    return found | _of_array(value) | _of_dtensor(value) | _of_model(value)
 
 
 def plain_text(value: Any) -> str | None:
@@ -59,14 +64,18 @@ def variables(shell: Any) -> dict[str, Any]:
     Modules, functions, classes and the names that every rank has are left out.
     """
     given = shell.given()
-    found, values = [], []
+    found: list[dict[str, Any]] = []
+    all_arrays: dict[int, Any] = {}
     for name in list(shell.user_ns):
         value = shell.user_ns.get(name)
         is_hidden = name.startswith("_") or name in shell.user_ns_hidden or (name in given and given[name] is value)
         if not is_hidden and attributes.kind_of(value) == "instance":
-            found.append({"name": name, "properties": summarize(value), "size_bytes": size_of(value)})
-            values.append(value)
-    return {"variables": found, "tensor_bytes": size_of(values) or 0}
+            arrays = _arrays_in(value)
+            size = {"Size": size_text(_total(arrays))} if arrays else {}
+            size_bytes = _total(arrays) if arrays else None
+            found.append({"name": name, "properties": describe(value) | size, "size_bytes": size_bytes})
+            all_arrays |= arrays
+    return {"variables": found, "tensor_bytes": _total(all_arrays)}
 
 
 def size_of(value: Any) -> int | None:
@@ -75,6 +84,16 @@ def size_of(value: Any) -> int | None:
     Counted are tensors and arrays of numpy, those in Python's own containers, parameters and buffers of models, and
     states of optimizers; each once, and of views only their own elements.
     """
+    arrays = _arrays_in(value)
+    return _total(arrays) if arrays else None
+
+
+def _total(arrays: dict[int, Any]) -> int:
+    return sum(map(_bytes, arrays.values()))
+
+
+def _arrays_in(value: Any) -> dict[int, Any]:
+    """Return the tensors and arrays that a value holds, by their ids."""
     arrays: dict[int, Any] = {}
     waiting, seen = [value], set()
     while waiting:
@@ -85,8 +104,8 @@ def size_of(value: Any) -> int | None:
         if _is_array(each):
             arrays[id(each)] = each
         else:
-            waiting += _held(each)
-    return sum(_bytes(each) for each in arrays.values()) if arrays else None
+            waiting += [held for held in _held(each) if type(held) not in _HOLD_NOTHING]
+    return arrays
 
 
 def _held(value: Any) -> list[Any]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[2])
+_TRACER = f"{PACKAGE}/features/debugger/rank/tracer.py"
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
 # Functions that an interrupt may end.
@@ -194,6 +195,8 @@ class Place:
 def _place(frame: FrameType | None) -> Place | None:
     """Return the code that must not be interrupted and that the cell is in; None if there is none."""
     frames = list(outwards(frame))
+    while frames and frames[0].f_code.co_filename == _TRACER:  # Python has called it, not the code
+        frames.pop(0)
     innermost = _caller(frames, -1, is_standard)
     if innermost.f_code.co_name == FOR_USER and innermost.f_code.co_filename.startswith(PACKAGE):
         return None

@@ -34,7 +34,7 @@ from ...private_files import replace_private
 from ...process_table import runs
 from ...protocol import requests
 from ...protocol.environment import CONNECTION_FILE, KEEP, LOCAL_DIR, PROFILE_DIR
-from ...protocol.messages import METRICS, LogTrouble, NannyHello, Record
+from ...protocol.messages import METRICS, DebugMessage, LogTrouble, NannyHello, Record
 from ...protocol.metric_blocks import unpack
 from ...protocol.requests import Handlers, Reply
 from ...protocol.time_limits import (
@@ -291,7 +291,7 @@ class Nanny:
             if msg_type in ("display_data", "execute_result"):
                 text = self._session.unpack(parts[4])["data"]["text/plain"]
         self._output.flush(end_of_cell=msg_type == "status")
-        self._out.send_multipart(frames)
+        self._out.send_multipart(frames, is_kept=msg_type != DebugMessage.msg_type)
         self._wire.give_back(token)
         self._log.write(f"{text}\n".encode("utf-8", "backslashreplace") if text else b"", "stdout")
 

@@ -32,10 +32,10 @@ class ReplayBuffer:
         self._kept.clear()
         self._size = self._lost = 0
 
-    def send_multipart(self, frames: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
-        """Publish and keep a message."""
+    def send_multipart(self, frames: Sequence[Any], *_args: Any, is_kept: bool = True, **_kwargs: Any) -> None:
+        """Publish a message, and keep it unless only the present client can use it."""
         self._socket.send_multipart(frames)
-        if not self.keeps:
+        if not self.keeps or not is_kept:
             return
         message = [bytes(frame) for frame in frames]
         self._kept.append(message)

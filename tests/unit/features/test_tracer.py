@@ -143,6 +143,14 @@ def test_raised_exceptions_stop_once_where_they_are_raised() -> None:
     assert stops.seen == [(2, "exception", "KeyError: 'a'")]
 
 
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "RuntimeError('gloo/tcp: closed')"])
+def test_interrupts_and_errors_of_groups_do_not_stop_where_they_are_raised(error: str) -> None:
+    stops = Stops()
+    stops.tracer.stops_at_raised = True
+    stops.run(f"try: raise {error}\nexcept BaseException: pass\n")
+    assert stops.seen == []
+
+
 def test_what_a_stop_raises_is_raised_in_the_code() -> None:
     def stop(_frame: FrameType, _reason: str, _text: str) -> None:
         raise KeyboardInterrupt

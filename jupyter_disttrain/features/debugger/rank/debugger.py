@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import DebugMessage
-from ....protocol.time_limits import PAUSE_SECONDS
+from ....protocol.time_limits import DEBUG_NOTICE_SECONDS, PAUSE_SECONDS
 from ....rank.kernel.tracebacks import text_of
 from ....rank.output.streams import flush_all
 from ...introspection.attributes import UNKNOWN
@@ -74,6 +74,7 @@ class RankDebugger:
         self._is_waiting = False  # the main thread serves requests
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # requests for the main thread
         self._has_stepped = False  # the code goes on until a step ends
+        self._is_noticed = False  # the client has sent a request since the rank has stopped
         self._error = ""  # of the stop
         self.is_attached = False
         self.stops_at_errors = False  # stop at an error that ends a cell
@@ -131,7 +132,9 @@ class RankDebugger:
         for each in arguments.get("breakpoints", ()):
             reply: dict[str, Any] = {"verified": True, "line": each["line"]}
             try:
-                breakpoints[each["line"]] = _breakpoint(each)
+                found = _breakpoint(each)
+                if breakpoints.get(each["line"]) != Breakpoint():  # else there is one that always stops
+                    breakpoints[each["line"]] = found
             except (SyntaxError, ValueError) as error:
                 reply |= {"verified": False, "message": str(error)}
             replies.append(reply)
@@ -179,8 +182,9 @@ class RankDebugger:
         """Trace the code that follows, and what runs now, as breakpoints or a pause require it; or no longer."""
         if frame is None:
             self._tracer.go_on()  # a pause that came too late was for the cell before
-            if self.is_attached:
-                self._hold_timeouts(True)  # the group may be a new one
+            with self._turns:
+                if self.is_attached:
+                    self._hold_timeouts(True)  # the group may be a new one
         self._tracer.begin(frame)
 
     def end_cell(self) -> None:
@@ -216,7 +220,8 @@ class RankDebugger:
             self._stopped = StoppedFrames(stack, self._hidden(), self._numbers)
             self._is_in_call, self._is_waiting = False, True
             self._tracer.go_on()
-        self._has_stepped, self._error = False, text if reason == "exception" else ""
+        self._has_stepped = self._is_noticed = False
+        self._error = text if reason == "exception" else ""
         flush_all(sys.stdout, sys.stderr)
         stopped = {"reason": reason, "threadId": THREAD, "allThreadsStopped": False}
         is_asked = False
@@ -230,12 +235,28 @@ class RankDebugger:
                 self._leave()
                 if not is_asked:
                     self._publish_continued()
+        frame = stack[0][0]
         if self._has_stepped:
-            self._tracer.step(_STEPS[request["command"]], stack[0][0])
+            self._tracer.step(_STEPS[request["command"]], frame)
+        else:
+            self._tracer.go_on()  # a pause that was asked for meanwhile
+            self._tracer.begin(frame)  # trace no longer what was traced only to stop here
 
     def _wait_for_answer(self) -> dict[str, Any]:
-        """Wait for a request; an interrupt ends it (``rank.interrupts.deferral``)."""
-        return self._answers.get()
+        """Wait for a request; an interrupt ends it (``rank.interrupts.deferral``).
+
+        The client sends one as soon as it notices that the rank has stopped. Without it the client is gone, e.g. with
+        a notebook that has left its ranks, and the rank goes on and stops no more.
+        """
+        try:
+            request = self._answers.get(timeout=None if self._is_noticed else DEBUG_NOTICE_SECONDS)
+        except queue.Empty:
+            sys.stderr.write("the debugger's client does not reply, so this rank goes on and stops no more\n")
+            with self._turns:
+                self._disconnect({})
+            request = self._answers.get()
+        self._is_noticed = True
+        return request
 
     def _goes_on(self, request: dict[str, Any]) -> bool:
         command = request["command"]
@@ -302,7 +323,8 @@ class RankDebugger:
             found = stopped.describe("", value)
             return {"result": found["value"], "type": found["type"], "variablesReference": found["variablesReference"]}
         try:
-            value = _evaluate(expression, frame)
+            with self._questions.waiting_for_user(""):  # it waits for code, perhaps in a collective that hangs
+                value = _evaluate(expression, frame)
         finally:
             flush_all(sys.stdout, sys.stderr)
         found = stopped.describe("", value)
@@ -315,6 +337,9 @@ class RankDebugger:
             raise DebugRequestError("the rank has not stopped at an exception")
         name, _, text = self._error.partition(": ")
         return {"exceptionId": name, "description": text, "breakMode": "always"}
+
+    def _note(self, _arguments: dict[str, Any]) -> None:
+        """Do nothing: the client has noticed that the rank has stopped."""
 
     def _continue(self, _arguments: dict[str, Any]) -> dict[str, Any]:
         """Let a rank go on that has not stopped yet, after a pause or a step."""
@@ -341,6 +366,7 @@ _METHODS: dict[str, Callable[[RankDebugger, dict[str, Any]], dict[str, Any] | No
     "setBreakpoints": RankDebugger._set_breakpoints,  # noqa: SLF001
     "setExceptionBreakpoints": RankDebugger._set_exception_breakpoints,  # noqa: SLF001
     "pause": RankDebugger._pause,  # noqa: SLF001
+    "noticed": RankDebugger._note,  # noqa: SLF001
     "continue": RankDebugger._continue,  # noqa: SLF001
     "next": RankDebugger._pause_after_call,  # noqa: SLF001
     "stepIn": RankDebugger._pause_after_call,  # noqa: SLF001

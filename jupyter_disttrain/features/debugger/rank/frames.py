@@ -18,7 +18,7 @@ from ....rank.interrupts.deferral import is_statement, outwards
 from ....rank.kernel.error_chain import walk
 from ....rank.kernel.tracebacks import is_of_user
 from ...introspection import attributes
-from ...introspection.summaries import plain_text, summarize, type_name
+from ...introspection.summaries import describe, plain_text, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MOST = 1000  # variables of one value
 _ELEMENTS = 24  # of a tensor that is shown with its elements
-_HIDDEN = ("Type", "Value", "Size", "Requires grad")  # properties of a value that its text leaves out
+_HIDDEN = ("Type", "Value", "Requires grad")  # properties of a value that its text leaves out
 
 
 class UnknownReferenceError(LookupError):
@@ -116,12 +116,11 @@ class StoppedFrames:
 
     def describe(self, name: str, value: Any) -> dict[str, Any]:
         """Return a value as a variable of the protocol."""
-        has_parts = next(iter(_parts(value)), None) is not None
         return {
             "name": name,
             "value": text_of(value),
             "type": type_name(type(value)),
-            "variablesReference": self._refer(value) if has_parts else 0,
+            "variablesReference": self._refer(value) if _has_parts(value) else 0,
         }
 
     def set_variable(self, reference: int, name: str, value: Any) -> None:
@@ -175,7 +174,7 @@ def text_of(value: Any) -> str:
         return plain
     if attributes.is_one_of(type(value), _small_tensors()) and _is_small(value):
         return " ".join(repr(value).split())
-    known = summarize(value)
+    known = describe(value)
     parts = [f"length {text}" if name == "Length" else text for name, text in known.items() if name not in _HIDDEN]
     return " ".join([known["Type"].rpartition(".")[2], *parts])
 
@@ -187,6 +186,12 @@ def _small_tensors() -> tuple[type | None, ...]:
 def _is_small(value: Any) -> bool:
     is_dense = not value.is_nested and value.layout is sys.modules["torch"].strided
     return is_dense and value.device.type == "cpu" and value.numel() <= _ELEMENTS
+
+
+def _has_parts(value: Any) -> bool:
+    if attributes.is_one_of(type(value), (list, tuple, set, frozenset, *attributes.DICTS)):
+        return len(value) > 0
+    return next(iter(_parts(value)), None) is not None
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....rank.interrupts.deferral import is_statement, outwards
 from ....rank.kernel.tracebacks import is_of_user, text_of
+from ....rank.process_group.errors import is_of_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,8 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 _EXPRESSION = re.compile(r"\{([^{}]+)\}")  # in a log message
 _MAY_SUSPEND = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-_NOT_RAISED = (StopIteration, StopAsyncIteration, GeneratorExit)  # how loops and generators end
+_LOOP_ENDS = (StopIteration, StopAsyncIteration)
+_SUSPENDS = ("YIELD_VALUE", "YIELD_FROM")  # instructions
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,8 +184,10 @@ class Tracer:
             self._on_exception(frame, argument[1])
         elif event == "return" and frame is self._frame and not _is_suspended(frame):
             self._leave(frame)
-        is_needed = self._step or self.stops_at_raised or self._has_breakpoint(frame.f_code)
-        return self._on_event if is_needed else None
+        if self._step or self.stops_at_raised or self._has_breakpoint(frame.f_code):
+            return self._on_event
+        frame.f_trace = None  # Python would go on with a function that returns None
+        return None
 
     def _reason(self, frame: FrameType) -> tuple[str, str] | None:
         """Why to stop at the line that a frame has reached, and a text; None to go on."""
@@ -196,10 +200,10 @@ class Tracer:
         return ("pause" if self._step == "pause" else "step", "") if is_end else None
 
     def _on_exception(self, frame: FrameType, error: BaseException | None) -> None:
-        is_new = error is not None and error is not self._seen and not isinstance(error, _NOT_RAISED)
-        if self.stops_at_raised and is_new and is_of_user(frame.f_code.co_filename):
+        if not isinstance(error, Exception) or isinstance(error, _LOOP_ENDS) or error is self._seen:
+            return  # also of an interrupt
+        if self.stops_at_raised and is_of_user(frame.f_code.co_filename) and not is_of_group(error):
             self._seen = error
-            assert error is not None  # as is_new says
             self._stop(frame, "exception", f"{type(error).__name__}: {text_of(error)}")
 
     def _is_stepped(self, frame: FrameType) -> bool:
@@ -212,14 +216,15 @@ class Tracer:
         return self._is_stepped(frame) or (self.stops_at_raised and _is_of_users_cell(frame))
 
     def _has_breakpoint(self, code: CodeType) -> bool:
+        known = self._known  # first: set_breakpoints() replaces it after the breakpoints
         lines = self._breakpoints.get(code.co_filename)
         if lines is None:
             return False
-        found = self._known.get(id(code))
+        found = known.get(id(code))
         if found is None:
-            if len(self._known) >= _KNOWN:
-                self._known = {}
-            found = self._known[id(code)] = code, any(line in lines for _, _, line in code.co_lines())
+            if len(known) >= _KNOWN:
+                known.clear()
+            found = known[id(code)] = code, any(line in lines for _, _, line in code.co_lines())
         return found[1]
 
     def _leave(self, frame: FrameType) -> None:
@@ -236,7 +241,7 @@ def _is_suspended(frame: FrameType) -> bool:
     """Whether a frame that Python reports to return is a generator or a coroutine that waits, and will go on."""
     if not frame.f_code.co_flags & _MAY_SUSPEND:
         return False
-    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _SUSPENDS
 
 
 def _is_of_users_cell(frame: FrameType) -> bool:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ....support.dap_client import DapClient
 from ....support.notebook_driver import Notebook
+from ....support.process_tools import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ....support.notebook_driver import Outcome
 
 SUM = "%%distributed\nx = torch.ones(2); dist.all_reduce(x); x.tolist()"
 SUMMED = ["ranks 0-1 │ [2.0, 2.0]"]
+# Whether the timeouts of collectives are suspended.
+HELD = "%%rank 0\nprint(dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.days > 1)"
 FUNCTION = """%%distributed
 def step(value):
     half = value / 2
@@ -287,6 +290,9 @@ def test_running_rank_can_be_attached_to_and_paused(debugged: Debugged) -> None:
     )
     with DapClient(debugged.notebook.connect()) as client:
         client.attach()
+        # debugpy can't start meanwhile.
+        assert "it debugs the ranks only" in client.set_breakpoints("own = 1", 1)[0]["message"]
+        assert "it debugs the ranks only" in client.request("evaluate", expression="1")["message"]
         client.ask("pause", threadId=1_000_001)
         client.stopped(1, reason="pause")
         assert client.line(1) in (5, 6)
@@ -328,6 +334,30 @@ def test_rank_that_waits_in_a_collective_shows_its_frames(debugged: Debugged) ->
     debugged.check_sum()
 
 
+def test_rank_that_was_paused_is_traced_no_longer_when_it_goes_on(debugged: Debugged, client: DapClient) -> None:
+    code = "def loop():\n    while not go: pass\n    return sys.gettrace(), sys._getframe().f_trace"
+    running = debugged.start(f"%%rank 0\nimport sys\ngo = False\n{code}\nprint(loop())")
+    client.ask("pause", threadId=1_000_000)
+    client.stopped(0)
+    cell = client.frames(0)[-1]["id"]
+    client.ask("evaluate", expression="go = True", frameId=cell, context="repl")
+    client.go(0)
+    assert running.result().check().lines == ["(None, None)"]
+
+
+def test_interrupt_does_not_stop_at_raised_errors(debugged: Debugged, client: DapClient) -> None:
+    cell = "%%distributed\nimport time\ntime.sleep(1000)"
+    client.ask("setExceptionBreakpoints", filters=["raised"])
+    client.set_breakpoints(cell, 3)
+    running = debugged.start(cell)
+    client.stopped(0, 1)
+    client.ask("continue", threadId=1_000_000)
+    debugged.notebook.interrupt()
+    assert running.result().error.endswith("KeyboardInterrupt")
+    client.ask("setExceptionBreakpoints", filters=[])
+    client.set_breakpoints(cell)
+
+
 def test_interrupt_ends_a_stop_and_the_cell(debugged: Debugged, client: DapClient) -> None:
     cell = "%%distributed\nx = 1\nx = 2\nprint('went on')"
     client.set_breakpoints(cell, 3)
@@ -362,12 +392,11 @@ def test_client_that_goes_leaves_the_session_whole(debugged: Debugged, ends: str
 
 
 def test_timeouts_of_collectives_are_held_while_attached(debugged: Debugged) -> None:
-    code = "%%rank 0\nprint(dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.days > 1)"
     with DapClient(debugged.notebook.connect()) as client:
         client.attach()
-        assert debugged.notebook.run(code).check().lines == ["True"]
+        assert debugged.notebook.run(HELD).check().lines == ["True"]
         client.ask("disconnect")
-    assert debugged.notebook.run(code).check().lines == ["False"]
+    assert debugged.notebook.run(HELD).check().lines == ["False"]
 
 
 def test_killed_rank_is_replaced_and_debugged_again(debugged: Debugged, client: DapClient) -> None:
@@ -410,9 +439,22 @@ def test_jupyterlab_sees_one_stopped_rank_and_the_frames_of_all(debugged: Debugg
         rich = client.ask("richInspectVariables", variableName="y", frameId=frames[0]["id"])
         assert rich["data"] == {"text/plain": str(other)}
         client.ask("continue", threadId=1)  # as JupyterLab does
+        assert client.event("continued")["threadId"] == 1_000_000 + other
         assert running.result().check().lines == ["rank 0 │ 0", "rank 1 │ 1"]
         client.ask("disconnect")
     debugged.check_sum()
+
+
+def test_request_that_can_not_be_served_gets_a_reply(client: DapClient) -> None:
+    assert not client.request("stackTrace", threadId=1_000_009)["success"]
+    assert not client.request("setBreakpoints", source={})["success"]
+
+
+def test_variables_of_the_notebook_are_expanded_beside_ranks(debugged: Debugged, client: DapClient) -> None:
+    debugged.notebook.run("own = {'a': [1, 2]}").check()
+    found = {each["name"]: each for each in client.ask("inspectVariables")["variables"]}
+    parts = client.ask("variables", variablesReference=found["own"]["variablesReference"])["variables"]
+    assert "'a'" in {each["name"] for each in parts}
 
 
 def test_cells_of_the_notebook_are_debugged_as_before(debugged: Debugged, client: DapClient) -> None:
@@ -456,4 +498,49 @@ def test_ranks_that_were_stopped_when_their_notebook_died_go_on_in_the_next() ->
         shown = notebook.run("%dist_attach held").check().text + notebook.run("%dist_wait").text
         assert "total 5.5" in shown, shown
         assert notebook.run(SUM).check().lines == SUMMED
+        notebook.run("%dist_shutdown").check()
+
+
+def test_the_cluster_that_is_current_at_the_start_is_debugged() -> None:
+    start = "%dist_init -n 1 --launcher local --backend none --name"
+    with Notebook() as notebook:
+        notebook.run(f"{start} one").check()
+        with DapClient(notebook.connect()) as client:
+            client.ask("debugInfo")  # as JupyterLab asks when a notebook is opened
+            notebook.run(f"{start} two").check()
+            client.attach()
+            for name in ("two", "three"):
+                cell = f"%%distributed --name {name}\nx = rank\nprint('x', x)"
+                if name == "three":
+                    notebook.run(f"%dist_shutdown --name two\n{start} three").check()
+                client.set_breakpoints(cell, 3)
+                running = Running(notebook, cell)
+                client.stopped(0)
+                client.go(0)
+                assert running.result().check().lines == ["x 0"]
+            client.ask("disconnect")
+        notebook.run("%dist_shutdown --name one\n%dist_shutdown --name three").check()
+
+
+def test_ranks_that_outlive_their_notebook_do_not_stop(tmp_path: Path) -> None:
+    goes, ends = tmp_path / "goes", tmp_path / "ends"
+    wait = f"while not os.path.exists({str(goes)!r}): time.sleep(0.01)"
+    cell = f"%%distributed --noblock\nimport os, time\n{wait}\nx = 1\nopen(f'{ends}{{rank}}', 'w').close()"
+    with Notebook() as notebook:
+        notebook.run("%dist_init -n 2 --launcher local --keep --name left").check()
+        with DapClient(notebook.connect()) as client:
+            client.attach()
+            client.set_breakpoints(cell, 4)
+            notebook.run(cell).check()
+    goes.touch()
+    assert wait_until(lambda: all(Path(f"{ends}{rank}").exists() for rank in range(2)))
+    with Notebook() as notebook:
+        notebook.run("%dist_attach left").check()
+        with DapClient(notebook.connect()) as client:
+            client.attach()
+            notebook.run("%%distributed\npass").check()
+            os.kill(notebook.pid, signal.SIGKILL)  # the ranks are idle
+    with Notebook() as notebook:
+        notebook.run("%dist_attach left").check()
+        assert notebook.run(HELD).check().lines == ["False"]
         notebook.run("%dist_shutdown").check()
