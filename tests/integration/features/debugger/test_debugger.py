@@ -337,7 +337,7 @@ def test_rank_that_waits_in_a_collective_shows_its_frames(debugged: Debugged) ->
 def test_rank_that_was_paused_is_traced_no_longer_when_it_goes_on(debugged: Debugged, client: DapClient) -> None:
     code = "def loop():\n    while not go: pass\n    return sys.gettrace(), sys._getframe().f_trace"
     running = debugged.start(f"%%rank 0\nimport sys\ngo = False\n{code}\nprint(loop())")
-    client.ask("pause", threadId=1_000_000)
+    assert wait_until(lambda: client.request("pause", threadId=1_000_000)["success"])  # once the rank has begun
     client.stopped(0)
     cell = client.frames(0)[-1]["id"]
     client.ask("evaluate", expression="go = True", frameId=cell, context="repl")
