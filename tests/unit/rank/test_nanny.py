@@ -37,7 +37,7 @@ def test_any_published_message_is_passed_on_and_the_text_of_a_display_is_logged(
         _read_pipes=lambda: None,
         _session=Session(),
         _output=SimpleNamespace(flush=lambda *, end_of_cell: None),  # noqa: ARG005
-        _out=SimpleNamespace(send_multipart=lambda frames, *, is_kept: published.append(frames)),
+        _out=SimpleNamespace(send_multipart=lambda frames, **_options: published.append(frames)),
         _wire=SimpleNamespace(give_back=returned.append),
         _log=SimpleNamespace(write=lambda data, _stream: logged.append(data)),
     )
