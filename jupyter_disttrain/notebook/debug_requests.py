@@ -27,7 +27,7 @@ from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
 from ..features.debugger.breakpoint_lines import line_of_statement
 from ..features.debugger.client import FIRST_THREAD, is_of_rank, rank_of_thread
-from ..protocol.time_limits import DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
+from ..protocol.time_limits import DEBUG_REFRESH_SECONDS, DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
 from .debugged_cells import file_on_ranks, magic_call, text_of, write_cell
 from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
 from .magics.arguments import parse, ranks_of
@@ -87,6 +87,7 @@ class DebugRequests:
         self._asked: dict[str, list[Message]] = {}  # breakpoints by file, also those set before ranks started
         self._lines: dict[str, list[Message]] = {}  # those of cells for ranks, with the lines at which they stop
         self._filters: Message = {}  # exceptions at which to stop
+        self._reads_again = False  # the front end is to read all frames again soon
         self._delayed: list[Message] | None = None  # events that are published after the reply to a request
         if "pydevd" in sys.modules:
             leave_processes_alone()
@@ -402,8 +403,22 @@ class DebugRequests:
             self._publish(event)
             return
         with self._lock:
-            for each in self._shown.take(rank, event, self._stopped()):
+            events = self._shown.take(rank, event, self._stopped())
+            for each in events:
                 self._publish(each)
+            if not events and event["event"] == "stopped" and not self._reads_again:
+                self._reads_again = True
+                timer = threading.Timer(DEBUG_REFRESH_SECONDS, self._read_again)
+                timer.daemon, timer.name = True, "disttrain debugger"
+                timer.start()
+
+    def _read_again(self) -> None:
+        """Have a front end that shows one stopped thread read the frames of the ranks that have stopped since."""
+        with self._lock:
+            self._reads_again = False
+            if self._shown is not None:
+                for each in self._shown.again(self._stopped()):
+                    self._publish(each)
 
     def _pass_turn(self, step: int) -> None:
         """Show another stopped rank if the one that is shown has not stopped after this step."""

@@ -35,6 +35,12 @@ class ShownRank:
         self.rank, self._is_stepping = rank, False
         return [event]
 
+    def again(self, stopped: Mapping[int, Message]) -> list[Message]:
+        """Have the front end read the frames of all stopped ranks again, as others have stopped since."""
+        if self._is_stepping or self.rank not in stopped:
+            return []
+        return [_stopped(stopped[self.rank])]
+
     def look_at(self, rank: int, stopped: Mapping[int, Message]) -> None:
         """Show a rank of which the user has chosen a frame."""
         if rank in stopped:
@@ -58,6 +64,10 @@ class ShownRank:
     def _next(self, stopped: Mapping[int, Message]) -> list[Message]:
         before, self.rank, self._is_stepping = self.rank, min(stopped, default=None), False
         if self.rank is not None:
-            return [{"type": "event", "event": "stopped", "body": stopped[self.rank]}]
+            return [_stopped(stopped[self.rank])]
         body = {"threadId": FIRST_THREAD + (before or 0), "allThreadsContinued": False}
         return [{"type": "event", "event": "continued", "body": body}]
+
+
+def _stopped(body: Message) -> Message:
+    return {"type": "event", "event": "stopped", "body": body}

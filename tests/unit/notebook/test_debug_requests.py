@@ -79,7 +79,9 @@ def test_first_rank_that_stops_is_shown_and_stays_during_its_steps() -> None:
     shown = ShownRank()
     assert shown.take(1, event("stopped", 1), stopped(1)) == [event("stopped", 1)]
     assert shown.take(0, event("stopped", 0), stopped(0, 1)) == []
+    assert shown.again(stopped(0, 1)) == [event("stopped", 1)]  # with the frames of both
     step = shown.step(1)
+    assert shown.again(stopped(0)) == []
     assert shown.take(1, event("stopped", 1), stopped(0, 1)) == [event("stopped", 1)]
     assert shown.pass_turn(step, stopped(0, 1)) == []
     assert shown.rank == 1
