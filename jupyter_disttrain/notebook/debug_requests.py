@@ -27,7 +27,7 @@ from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
 from ..features.debugger.breakpoint_lines import line_of_statement
 from ..features.debugger.client import FIRST_THREAD, is_of_rank, rank_of_thread
-from ..protocol.time_limits import DEBUG_REFRESH_SECONDS, DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS
+from ..protocol.time_limits import DEBUG_REFRESH_SECONDS, DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS, DEBUGPY_SECONDS
 from .debugged_cells import file_on_ranks, magic_call, text_of, write_cell
 from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
 from .magics.arguments import parse, ranks_of
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _STEPS = ("next", "stepIn", "stepOut")
 _REMEMBERED = 1000  # cells
-_NO_DEBUGPY = "the debugger was turned on while a cell ran, so it debugs the ranks only; turn it off and on again"
+_NO_DEBUGPY = "only the ranks are debugged, as a cell ran when the debugger was turned on; turn it off and on again"
 # Requests that need no reply of the notebook's process where debugpy does not debug it.
 _OF_ALL = ("attach", "configurationDone", "disconnect", "setExceptionBreakpoints", "threads")
 _ONE_THREAD = ("jupyterlab",)  # clients that show one stopped thread
@@ -214,12 +214,23 @@ class DebugRequests:
         if not self._is_busy:
             leave_processes_alone()
             hide_internals(self._kernel)
-            own = await self._own(request)
+            own = await self._start_debugpy(request)
             self._is_local = bool(own.get("success"))
             if self._is_local:
                 reply = own
         self._is_started = True
         return reply | {"body": _CAPABILITIES | reply.get("body", {})}
+
+    async def _start_debugpy(self, request: Message) -> Message:
+        """Have debugpy debug the notebook's own process; it may not reply if an earlier client has just left."""
+        for _ in range(2):
+            try:
+                return dict(await asyncio.wait_for(self._own(request), DEBUGPY_SECONDS))
+            except (TimeoutError, asyncio.TimeoutError):  # one class since Python 3.11
+                log.warning("debugpy has not replied within %g s", DEBUGPY_SECONDS)
+                self._kernel.debugger.stop()
+                self._kernel.debugger.is_started = False
+        return {"success": False}
 
     async def _attach_all(self, request: Message, _arguments: Message) -> Message:
         reply = await self._ask_own(request)

@@ -37,7 +37,7 @@ class ShownRank:
 
     def again(self, stopped: Mapping[int, Message]) -> list[Message]:
         """Have the front end read the frames of all stopped ranks again, as others have stopped since."""
-        if self._is_stepping or self.rank not in stopped:
+        if self._is_stepping or self.rank is None or self.rank not in stopped:
             return []
         return [_stopped(stopped[self.rank])]
 

@@ -57,6 +57,7 @@ DEBUGGER_TURN_SECONDS = 0.5  # for a debugger to ask again after a command, befo
 FIRST_QUESTION_SECONDS = 0.2  # for other ranks to ask too, so that the lowest rank asks first
 INTERRUPTED_QUESTION_SECONDS = 2.0  # for an interrupt to end a question, before it is asked again
 PAUSE_SECONDS = 0.3  # for a rank to stop in the debugger, before the call that it is in is shown
+DEBUGPY_SECONDS = 10.0  # for debugpy to begin to debug the notebook's process
 DEBUG_REFRESH_SECONDS = 0.2  # for more ranks to stop before the front end reads the frames of all again
 DEBUG_NOTICE_SECONDS = 30.0  # for the client to notice that a rank has stopped; else the client is gone
 DEBUG_REPLY_SECONDS = 5.0  # for a rank to reply to the debugger; an expression may call a collective

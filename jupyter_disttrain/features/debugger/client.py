@@ -208,9 +208,10 @@ class Debugger:
         with self._lock:
             if message["event"] == "stopped":
                 self.stopped[rank] = body
-                self.request(rank, "noticed", {})
             else:
                 self.stopped.pop(rank, None)
+        if message["event"] == "stopped":
+            self.request(rank, "noticed", {})
         self._on_event(rank, message | {"body": body})
 
     def on_end(self, rank: int) -> None:

@@ -291,8 +291,8 @@ def test_running_rank_can_be_attached_to_and_paused(debugged: Debugged) -> None:
     with DapClient(debugged.notebook.connect()) as client:
         client.attach()
         # debugpy can't start meanwhile.
-        assert "it debugs the ranks only" in client.set_breakpoints("own = 1", 1)[0]["message"]
-        assert "it debugs the ranks only" in client.request("evaluate", expression="1")["message"]
+        assert "only the ranks are debugged" in client.set_breakpoints("own = 1", 1)[0]["message"]
+        assert "only the ranks are debugged" in client.request("evaluate", expression="1")["message"]
         client.ask("pause", threadId=1_000_001)
         client.stopped(1, reason="pause")
         assert client.line(1) in (5, 6)
