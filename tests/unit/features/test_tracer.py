@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jupyter_disttrain.features.debugger.rank import tracer
 from jupyter_disttrain.features.debugger.rank.frames import StoppedFrames, stack_of, text_of
 from jupyter_disttrain.features.debugger.rank.tracer import Breakpoint, Tracer, check_hit_condition
+from jupyter_disttrain.rank.interrupts import deferral
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -200,6 +202,22 @@ run(outer())
     stops.tracer.set_breakpoints(CELL, {2: Breakpoint(), 7: Breakpoint()})
     stops.run(code)
     assert stops.lines == [2, 3, 15, 7]  # after the end of the generator the step ends at the next statement
+
+
+def test_interrupt_in_the_trace_function_is_raised_in_the_code_at_once() -> None:
+    """Python has called it, not the code; other code of this package is not interrupted."""
+    found = {}
+    for file in (tracer.__file__, deferral.__file__):
+        names: dict[str, Any] = {"place": lambda: deferral._place(sys._getframe(1))}
+        exec(compile("def called(): return place()", file, "exec"), names)
+
+        def run_code(names: dict[str, Any] = names) -> None:
+            exec(compile("found = called()", CELL, "exec"), names)
+
+        run_code()
+        found[file] = names["found"]
+    assert found[tracer.__file__] is None
+    assert found[deferral.__file__] is not None
 
 
 def test_another_debugger_is_left_alone() -> None:
