@@ -334,8 +334,8 @@ def test_variables_of_the_ranks_are_searched_and_sorted(open_notebook: Callable[
     # Where the ranks differ, a sign and the ranks.
     differing = view.locator("tr.jdt-differs")
     assert [text.split("\t") for text in differing.all_inner_texts()] == [
-        ["epoch", "rank 0", "int", "0", ""],
-        ["epoch", "rank 1", "int", "1", ""],
+        ["epoch", "rank 0", "0", "", "int"],
+        ["epoch", "rank 1", "1", "", "int"],
     ]
     assert differing.locator("td").first.evaluate(SIGN) == '"≠"'
     ranks = view.get_by_role("columnheader", name="Ranks")

@@ -125,9 +125,9 @@ export class VariablesView {
     const titles = [
       this.heads.get('name'),
       element('th', { scope: 'col', class: 'jdt-ranks' }, t('Ranks')),
-      element('th', { scope: 'col' }, t('Type')),
       element('th', { scope: 'col' }, t('Value')),
-      this.heads.get('size')
+      this.heads.get('size'),
+      element('th', { scope: 'col' }, t('Type'))
     ].filter(each => each !== undefined);
     const table = element(
       'table',
@@ -248,9 +248,9 @@ export class VariablesView {
         : {},
       element('th', { scope: 'row', title: name }, name),
       element('td', { class: 'jdt-ranks' }, formatRanks(variable, this.trans)),
-      element('td', { title: type }, type),
       element('td', { title: value }, value),
-      element('td', { class: 'right' }, size === null ? '' : formatSize(size))
+      element('td', { class: 'right' }, size === null ? '' : formatSize(size)),
+      element('td', { title: type }, type)
     );
   }
 }
