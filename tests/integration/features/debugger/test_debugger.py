@@ -345,19 +345,6 @@ def test_rank_that_was_paused_is_traced_no_longer_when_it_goes_on(debugged: Debu
     assert running.result().check().lines == ["(None, None)"]
 
 
-def test_interrupt_does_not_stop_at_raised_errors(debugged: Debugged, client: DapClient) -> None:
-    cell = "%%distributed\nimport time\ntime.sleep(1000)"
-    client.ask("setExceptionBreakpoints", filters=["raised"])
-    client.set_breakpoints(cell, 3)
-    running = debugged.start(cell)
-    client.stopped(0, 1)
-    client.ask("continue", threadId=1_000_000)
-    debugged.notebook.interrupt()
-    assert running.result().error.endswith("KeyboardInterrupt")
-    client.ask("setExceptionBreakpoints", filters=[])
-    client.set_breakpoints(cell)
-
-
 def test_interrupt_ends_a_stop_and_the_cell(debugged: Debugged, client: DapClient) -> None:
     cell = "%%distributed\nx = 1\nx = 2\nprint('went on')"
     client.set_breakpoints(cell, 3)
