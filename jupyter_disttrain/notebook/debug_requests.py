@@ -1,8 +1,8 @@
 """Serve the debugger of front ends for the notebook and its ranks together.
 
 Covers: the kernel's debug_request messages.
-Does not cover: the files of cells (``debugged_cells``), the ranks (``features.debugger``), the notebook's own process,
-which ipykernel and debugpy debug.
+Does not cover: the files of cells (``debugged_cells``), the ranks (``features.debugger``), the notebook's own process
+(``notebook_debugger``).
 
 ipykernel's method for debug_request messages is wrapped. A rank is a thread of the debugged program. JupyterLab shows
 one stopped thread: it gets the frames of all stopped ranks, those of one rank first (``shown_rank``). Steps act on that
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections import deque
 from concurrent.futures import wait
@@ -27,11 +26,17 @@ from ..config.rank_selection import parse_ranks
 from ..errors import DisttrainError
 from ..features.debugger.breakpoint_lines import line_of_statement
 from ..features.debugger.client import FIRST_THREAD, is_of_rank, rank_of_thread
-from ..protocol.time_limits import DEBUG_REFRESH_SECONDS, DEBUG_REPLY_SECONDS, DEBUGGER_TURN_SECONDS, DEBUGPY_SECONDS
+from ..protocol.time_limits import (
+    DEBUG_EVENTS_SECONDS,
+    DEBUG_REFRESH_SECONDS,
+    DEBUG_REPLY_SECONDS,
+    DEBUGGER_TURN_SECONDS,
+)
 from .debugged_cells import file_on_ranks, magic_call, text_of, write_cell
-from .debugpy_rules import hide_internals, hide_threads, leave_processes_alone
+from .debugpy_rules import hide_threads
 from .magics.arguments import parse, ranks_of
 from .magics.cell_magics import code_for_ranks
+from .notebook_debugger import NotebookDebugger
 from .shown_rank import ShownRank
 
 if TYPE_CHECKING:
@@ -48,9 +53,6 @@ log = logging.getLogger(__name__)
 
 _STEPS = ("next", "stepIn", "stepOut")
 _REMEMBERED = 1000  # cells
-_NO_DEBUGPY = "only the ranks are debugged, as a cell ran when the debugger was turned on; turn it off and on again"
-# Requests that need no reply of the notebook's process where debugpy does not debug it.
-_OF_ALL = ("attach", "configurationDone", "disconnect", "setExceptionBreakpoints", "threads")
 _ONE_THREAD = ("jupyterlab",)  # clients that show one stopped thread
 _CAPABILITIES = {
     "supportsConfigurationDoneRequest": True,
@@ -75,22 +77,21 @@ class DebugRequests:
         self._shell: Any = shell
         self._clusters = clusters
         self._kernel: Any = shell.kernel  # type: ignore[attr-defined]
-        self._own: Callable[[Message], Awaitable[Message]] = self._kernel.do_debug_request
+        self._own = NotebookDebugger(self._kernel, self._kernel.do_debug_request)
         self._kernel.do_debug_request = self._serve
         self._lock = threading.RLock()
-        self._is_started = self._is_local = False  # whether it is, and whether debugpy debugs the notebook's process
-        self._is_busy = False  # the notebook runs a cell, so debugpy can't start
-        self._shown: ShownRank | None = None  # for a client that shows one stopped thread
+        self._is_started = self._own.is_on  # by a client; perhaps before this extension was loaded
+        self._is_busy = False  # the notebook runs a cell
+        # For a client that shows one stopped thread; an earlier client is most probably one.
+        self._shown = ShownRank() if self._is_started else None
         self._cluster: Cluster | None = None  # whose ranks are debugged
         self._cells: dict[str, str] = {}  # path of a cell in the notebook, by the name of its file on the ranks
         self._earlier: deque[str] = deque(maxlen=_REMEMBERED)  # texts of cells that ran while the debugger was off
-        self._asked: dict[str, list[Message]] = {}  # breakpoints by file, also those set before ranks started
+        self._asked = dict(self._own.breakpoints)  # breakpoints by file, also those set before ranks started
         self._lines: dict[str, list[Message]] = {}  # those of cells for ranks, with the lines at which they stop
         self._filters: Message = {}  # exceptions at which to stop
         self._reads_again = False  # the front end is to read all frames again soon
         self._delayed: list[Message] | None = None  # events that are published after the reply to a request
-        if "pydevd" in sys.modules:
-            leave_processes_alone()
         shell.events.register("pre_run_cell", self._before_cell)
         shell.events.register("post_run_cell", self._after_cell)
 
@@ -110,12 +111,14 @@ class DebugRequests:
             self._earlier.append(text)
             return
         self._attach()
-        self._for_ranks(text)
+        if self._for_ranks(text) is not None:
+            self._own.begin_cell_for_ranks()
         if compiler.get_file_name(text) in self._asked:  # perhaps before it was a cell for these ranks
             wait(self._place(compiler.get_file_name(text)), DEBUG_REPLY_SECONDS)
 
     def _after_cell(self, _result: Any) -> None:
         self._is_busy = False
+        self._own.end_cell()
 
     def _for_ranks(self, text: str) -> tuple[Cluster, tuple[int, ...], str] | None:
         """Return the cluster, the ranks and the code that they get; None if a cell is for none, or has an error.
@@ -164,19 +167,7 @@ class DebugRequests:
         return _reply(request, await _wait(debugger.forward(rank, request)))
 
     async def _ask_own(self, request: Message) -> Message:
-        """Have the notebook's own process serve a request: ipykernel, and debugpy if it debugs it."""
-        command, debugger = request["command"], getattr(self._kernel, "debugger", None)
-        if self._is_local or debugger is None or command in debugger.static_debug_handlers:
-            return await self._own(request)
-        if command == "variables":  # of the notebook, which ipykernel lists
-            return dict(await debugger.variables(request))
-        if command in _OF_ALL:
-            return _reply(request, {"success": True, "body": {}})
-        if command == "setBreakpoints":
-            asked = (request.get("arguments") or {}).get("breakpoints") or ()
-            found = [{"verified": False, "line": each["line"], "message": _NO_DEBUGPY} for each in asked]
-            return _reply(request, {"success": True, "body": {"breakpoints": found}})
-        return _reply(request, {"success": False, "message": _NO_DEBUGPY})
+        return _reply(request, await self._own.ask(request))
 
     def _addressed(self, arguments: Message) -> int | None:
         """Return the rank that a request is about; None for the notebook's process."""
@@ -190,7 +181,7 @@ class DebugRequests:
         if self._shown is None or "threadId" not in arguments:
             return found
         # JupyterLab names thread 1 when it lets the thread go on that it shows.
-        is_of_notebook = found is None and self._is_local and self._kernel.debugger.stopped_threads
+        is_of_notebook = found is None and self._own.is_stopped
         return found if self._shown.rank is None or is_of_notebook else self._shown.rank
 
     def _debugger(self) -> Debugger | None:
@@ -208,34 +199,16 @@ class DebugRequests:
         if self._is_started:  # by an earlier client, which was killed
             await self._disconnect(request | {"command": "disconnect", "arguments": {}}, {})
         self._shown = ShownRank() if arguments.get("clientID") in _ONE_THREAD else None
-        reply = _reply(request, {"success": True, "body": {}})
         while self._earlier:
             self._for_ranks(self._earlier.popleft())
-        if not self._is_busy:
-            leave_processes_alone()
-            hide_internals(self._kernel)
-            own = await self._start_debugpy(request)
-            self._is_local = bool(own.get("success"))
-            if self._is_local:
-                reply = own
+        own = await self._own.begin(request, is_busy=self._is_busy)
         self._is_started = True
-        return reply | {"body": _CAPABILITIES | reply.get("body", {})}
-
-    async def _start_debugpy(self, request: Message) -> Message:
-        """Have debugpy debug the notebook's own process; it may not reply if an earlier client has just left."""
-        for _ in range(2):
-            try:
-                return dict(await asyncio.wait_for(self._own(request), DEBUGPY_SECONDS))
-            except (TimeoutError, asyncio.TimeoutError):  # one class since Python 3.11
-                log.warning("debugpy has not replied within %g s", DEBUGPY_SECONDS)
-                self._kernel.debugger.stop()
-                self._kernel.debugger.is_started = False
-        return {"success": False}
+        return _reply(request, {"success": True, "body": _CAPABILITIES | (own.get("body") or {})})
 
     async def _attach_all(self, request: Message, _arguments: Message) -> Message:
         reply = await self._ask_own(request)
         self._attach()
-        if not self._is_local:
+        if not self._own.is_on:
             self._publish({"type": "event", "event": "initialized", "body": {}})
         return reply
 
@@ -262,11 +235,11 @@ class DebugRequests:
     async def _disconnect(self, request: Message, _arguments: Message) -> Message:
         self._detach()
         reply = await self._ask_own(request)
-        self._is_started = self._is_local = False
+        self._is_started = False
         return reply
 
     async def _debug_info(self, request: Message, _arguments: Message) -> Message:
-        reply = await self._own(request)
+        reply = await self._ask_own(request)
         body = reply.get("body", {})
         own = [{"source": path, "breakpoints": each} for path, each in self._lines.items()]
         others = [each for each in body.get("breakpoints", ()) if each["source"] not in self._lines]
@@ -283,8 +256,8 @@ class DebugRequests:
 
     async def _dump_cell(self, request: Message, arguments: Message) -> Message:
         self._for_ranks(arguments["code"])
-        if self._is_local:
-            return await self._own(request)
+        if self._own.is_on:
+            return await self._ask_own(request)
         path = write_cell(arguments["code"])
         return _reply(request, {"success": True, "body": {"sourcePath": path}})
 
@@ -292,7 +265,7 @@ class DebugRequests:
         path = arguments["source"]["path"]
         self._asked[path] = arguments.get("breakpoints") or []
         replies = await asyncio.gather(*map(_wait, self._place(path)))
-        if not replies or (self._is_local and path not in self._lines):
+        if not replies or (self._own.is_on and path not in self._lines):
             return await self._ask_own(request)
         source = {"name": Path(path).name, "path": path}  # JupyterLab lists only breakpoints with it
         first = next((each for each in replies if each["success"]), replies[0])  # a rank may just be replaced
@@ -370,11 +343,12 @@ class DebugRequests:
             if self._shown is not None:
                 self._shown.go_on()
             # JupyterLab forgets the stopped threads when it has the reply, also those that have stopped again by then.
-            self._delayed = [_continued(rank)]
+            self._delayed = [*(self._delayed or ()), *map(_continued, ranks)]
         try:
             replies = await asyncio.gather(*(_wait(debugger.request(each, "continue", {})) for each in ranks))
         finally:
-            asyncio.get_running_loop().call_soon(self._publish_delayed)  # when ipykernel has sent the reply
+            # The reply and the events have sockets of their own, so a pause keeps their order.
+            asyncio.get_running_loop().call_later(DEBUG_EVENTS_SECONDS, self._publish_delayed)
         return _reply(request, replies[0] | {"body": {"allThreadsContinued": True}})
 
     async def _pause(self, request: Message, arguments: Message) -> Message:

@@ -58,12 +58,16 @@ class DapClient:
         return self
 
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request and return the response."""
+        """Send a request and return the response; raises a TimeoutError if none comes."""
         content = {"type": "request", "seq": next(self._numbers), "command": command, "arguments": arguments}
         message = self._client.session.msg("debug_request", content)
         self._client.control_channel.send(message)
+        until = time.monotonic() + SECONDS
         while True:
-            reply = self._client.get_control_msg(timeout=SECONDS)
+            try:
+                reply = self._client.get_control_msg(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no reply to {command!r}") from None
             if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
                 return dict(reply["content"])
 

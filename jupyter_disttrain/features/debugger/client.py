@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterClosedError
@@ -211,8 +212,15 @@ class Debugger:
             else:
                 self.stopped.pop(rank, None)
         if message["event"] == "stopped":
-            self.request(rank, "noticed", {})
+            self.request(rank, "noticed", {}).add_done_callback(partial(self._on_noticed, rank))
         self._on_event(rank, message | {"body": body})
+
+    def _on_noticed(self, rank: int, response: Future[Message]) -> None:
+        """Attach again, before the next cell, to a rank that went on as no client had noticed its stop in time."""
+        if not response.result()["success"]:
+            with self._lock:
+                self._attached.discard(self._launch().table[rank].engine)
+            self._on_continued(rank)
 
     def on_end(self, rank: int) -> None:
         """Handle the end of a rank: no response will come, and it is not stopped any more."""
@@ -220,6 +228,10 @@ class Debugger:
             future = self._replies.pop(key, None)
             if future is not None:
                 future.set_result(_failure("", f"rank {rank} has ended"))
+        self._on_continued(rank)
+
+    def _on_continued(self, rank: int) -> None:
+        """Publish that a rank is not stopped any more, though no client has let it go on."""
         with self._lock:
             was_stopped = self.stopped.pop(rank, None) is not None
         if was_stopped and self._on_event is not None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 PACKAGE = str(Path(__file__).parents[2])
-_TRACER = f"{PACKAGE}/features/debugger/rank/tracer.py"
+_TRACER, _DEBUGGER = (f"{PACKAGE}/features/debugger/rank/{name}.py" for name in ("tracer", "debugger"))
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _RUN_STATEMENTS = InteractiveShell.run_ast_nodes.__code__
 # Functions that an interrupt may end.
@@ -194,9 +194,7 @@ class Place:
 
 def _place(frame: FrameType | None) -> Place | None:
     """Return the code that must not be interrupted and that the cell is in; None if there is none."""
-    frames = list(outwards(frame))
-    while frames and frames[0].f_code.co_filename == _TRACER:  # Python has called it, not the code
-        frames.pop(0)
+    frames = _without_tracer(list(outwards(frame)))
     innermost = _caller(frames, -1, is_standard)
     if innermost.f_code.co_name == FOR_USER and innermost.f_code.co_filename.startswith(PACKAGE):
         return None
@@ -215,6 +213,13 @@ def _place(frame: FrameType | None) -> Place | None:
         if name == "__del__":
             return Place(frames[at + 1])
     return _place_of_ours(frames)
+
+
+def _without_tracer(frames: list[FrameType]) -> list[FrameType]:
+    """Leave out the trace function, which Python has called and not the code; not while the debugger is stopped."""
+    files = [each.f_code.co_filename for each in frames]
+    outermost = max((at for at, file in enumerate(files) if file == _TRACER), default=-1)
+    return frames if _DEBUGGER in files[: outermost + 1] else frames[outermost + 1 :]
 
 
 def _place_of_ours(frames: list[FrameType]) -> Place | None:

@@ -6,6 +6,7 @@ Does not cover: requests of a client to a real rank (``tests/integration/feature
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from jupyter_disttrain.features.debugger.rank import debugger as module
@@ -25,6 +26,7 @@ class Stopping:
 
     def __init__(self, *commands: str) -> None:
         self._commands = commands
+        self.responses: dict[str, dict[str, Any]] = {}  # by command
         self.held: list[bool] = []
         questions = Questions(self._publish, lambda: True, lambda: 0)
         self.debugger = RankDebugger(questions, self._publish, lambda: None, dict, self.held.append, lambda: "/tmp")
@@ -32,6 +34,8 @@ class Stopping:
 
     def _publish(self, record: Record) -> None:
         message: dict[str, Any] = record.message  # type: ignore[attr-defined]
+        if message["type"] == "response":
+            self.responses[message["command"]] = message
         if message.get("event") == "stopped":
             for number, command in enumerate(self._commands):
                 self.debugger.take({"command": command, "seq": 2 + number})
@@ -54,6 +58,8 @@ def test_stopped_rank_goes_on_if_no_client_notices_it(
     assert not stopping.debugger.is_attached
     assert stopping.held == [True, False]
     assert "this rank goes on and stops no more" in capsys.readouterr().err
+    stopping.debugger.take({"command": "noticed", "seq": 9})
+    assert not stopping.responses["noticed"]["success"]
 
 
 def test_stopped_rank_waits_for_a_client_that_has_noticed_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +67,25 @@ def test_stopped_rank_waits_for_a_client_that_has_noticed_it(monkeypatch: pytest
     stopping = Stopping("noticed", "stackTrace", "continue")
     stopping.run()
     assert stopping.debugger.is_attached
+
+
+def test_pause_that_follows_continue_at_once_is_kept() -> None:
+    stopping = Stopping("continue", "pause")
+    is_pausing = []
+
+    def run_code() -> None:
+        names = {"stop": stopping.debugger.stop_at, "frame": sys._getframe}
+        exec(compile("stop(frame())", CELL, "exec"), names)
+        is_pausing.append(stopping.debugger._tracer.is_pausing)
+
+    before = sys.gettrace()
+    sys.settrace(None)  # that of a coverage tool
+    try:
+        run_code()
+    finally:
+        stopping.debugger.end_cell()
+        sys.settrace(before)
+    for thread in threading.enumerate():
+        if thread.name == "disttrain pause":
+            thread.join()
+    assert is_pausing == [True]

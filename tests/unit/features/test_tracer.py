@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyter_disttrain.features.debugger.rank import tracer
+from jupyter_disttrain.features.debugger.rank import debugger, tracer
 from jupyter_disttrain.features.debugger.rank.frames import StoppedFrames, stack_of, text_of
 from jupyter_disttrain.features.debugger.rank.tracer import Breakpoint, Tracer, check_hit_condition
 from jupyter_disttrain.rank.interrupts import deferral
@@ -206,18 +207,24 @@ run(outer())
 
 def test_interrupt_in_the_trace_function_is_raised_in_the_code_at_once() -> None:
     """Python has called it, not the code; other code of this package is not interrupted."""
-    found = {}
-    for file in (tracer.__file__, deferral.__file__):
-        names: dict[str, Any] = {"place": lambda: deferral._place(sys._getframe(1))}
-        exec(compile("def called(): return place()", file, "exec"), names)
 
-        def run_code(names: dict[str, Any] = names) -> None:
-            exec(compile("found = called()", CELL, "exec"), names)
+    def place_in(*files: str) -> Any:
+        """Return the place that is found in a function of the last file, which those before have called."""
+        names: dict[str, Any] = {"call": lambda: deferral._place(sys._getframe(1))}
+        for file in reversed(files):
+            exec(compile("def __enter__(call=call): return call()\ncall = __enter__", file, "exec"), names)
+
+        def run_code() -> None:
+            exec(compile("found = call()", CELL, "exec"), names)
 
         run_code()
-        found[file] = names["found"]
-    assert found[tracer.__file__] is None
-    assert found[deferral.__file__] is not None
+        return names["found"]
+
+    assert place_in(tracer.__file__) is None
+    assert place_in(tracer.__file__, deferral.__file__) is None
+    assert place_in(tracer.__file__, threading.__file__) is None
+    assert place_in(deferral.__file__) is not None
+    assert place_in(tracer.__file__, debugger.__file__) is not None
 
 
 def test_another_debugger_is_left_alone() -> None:

@@ -239,7 +239,6 @@ class RankDebugger:
         if self._has_stepped:
             self._tracer.step(_STEPS[request["command"]], frame)
         else:
-            self._tracer.go_on()  # a pause that was asked for meanwhile
             self._tracer.begin(frame)  # trace no longer what was traced only to stop here
 
     def _wait_for_answer(self) -> dict[str, Any]:
@@ -271,6 +270,7 @@ class RankDebugger:
     def _leave(self) -> None:
         with self._turns:
             self._stopped, self._is_waiting = None, False
+            self._tracer.go_on()  # a pause that was asked for while the rank was stopped
             left = []
             with suppress(queue.Empty):
                 while True:
@@ -339,7 +339,9 @@ class RankDebugger:
         return {"exceptionId": name, "description": text, "breakMode": "always"}
 
     def _note(self, _arguments: dict[str, Any]) -> None:
-        """Do nothing: the client has noticed that the rank has stopped."""
+        """Do nothing: the client has noticed that the rank has stopped, perhaps too late."""
+        if not self.is_attached:
+            raise DebugRequestError("the rank has gone on, as its stop was not noticed in time")
 
     def _continue(self, _arguments: dict[str, Any]) -> dict[str, Any]:
         """Let a rank go on that has not stopped yet, after a pause or a step."""

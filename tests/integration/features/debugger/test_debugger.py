@@ -431,6 +431,37 @@ def test_jupyterlab_sees_one_stopped_rank_and_the_frames_of_all(debugged: Debugg
     debugged.check_sum()
 
 
+def test_interrupt_reaches_the_ranks_where_raised_exceptions_stop(debugged: Debugged, client: DapClient) -> None:
+    """debugpy does not stop the notebook's own process at the interrupt, nor at the ranks' error."""
+    client.ask("setExceptionBreakpoints", filters=["raised"])
+    outcome = debugged.notebook.run(
+        "%%distributed\nprint('begun')\nwhile True: pass", on_message=debugged.notebook.interrupt_at("begun")
+    )
+    assert "KeyboardInterrupt" in outcome.error
+    running = debugged.start("own = 1\ntry: 1 / 0\nexcept ZeroDivisionError: own = 2")
+    thread = client.event("stopped")["threadId"]
+    assert thread < 1_000_000
+    client.ask("setExceptionBreakpoints", filters=[])
+    client.ask("continue", threadId=thread)
+    running.result().check()
+
+
+def test_rank_whose_stop_was_noticed_too_late_is_debugged_again(debugged: Debugged, client: DapClient) -> None:
+    module = "jupyter_disttrain.features.debugger.rank.debugger"
+    debugged.notebook.run(f"%%rank 0\nimport {module} as module\nmodule.DEBUG_NOTICE_SECONDS = 0").check()
+    cell = "%%rank 0\nx = 1\nprint('x', x)"
+    client.set_breakpoints(cell, 3)
+    running = debugged.start(cell)
+    client.stopped(0)
+    client.event("continued")
+    assert "this rank goes on and stops no more" in running.result().check().text
+    debugged.notebook.run("%%rank 0\nmodule.DEBUG_NOTICE_SECONDS = 30").check()
+    running = debugged.start(cell)
+    client.stopped(0)
+    client.go(0)
+    assert running.result().check().lines == ["x 1"]
+
+
 def test_request_that_can_not_be_served_gets_a_reply(client: DapClient) -> None:
     assert not client.request("stackTrace", threadId=1_000_009)["success"]
     assert not client.request("setBreakpoints", source={})["success"]
@@ -529,4 +560,21 @@ def test_ranks_that_outlive_their_notebook_do_not_stop(tmp_path: Path) -> None:
     with Notebook() as notebook:
         notebook.run("%dist_attach left").check()
         assert notebook.run(HELD).check().lines == ["False"]
+        notebook.run("%dist_shutdown").check()
+
+
+def test_extension_that_is_loaded_while_the_notebook_is_debugged() -> None:
+    cell = "%%distributed\nx = rank\nprint('x', x)"
+    with Notebook() as notebook:
+        notebook.run("%unload_ext jupyter_disttrain").check()
+        with DapClient(notebook.connect()) as client:
+            client.attach()
+            client.set_breakpoints(cell, 3)
+            notebook.run("%load_ext jupyter_disttrain\n%dist_init -n 2 --launcher local --backend none").check()
+            running = Running(notebook, cell)
+            thread = client.event("stopped")["threadId"]
+            names = [frame["name"] for frame in client.ask("stackTrace", threadId=thread)["stackFrames"]]
+            assert names[0].startswith("rank")
+            client.ask("disconnect")
+            assert running.result().check().lines == ["rank 0 │ x 0", "rank 1 │ x 1"]
         notebook.run("%dist_shutdown").check()
