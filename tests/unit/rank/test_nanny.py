@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import DELIM, Session
 
+from jupyter_disttrain.protocol.messages import DebugMessage
 from jupyter_disttrain.protocol.rank_death import RankDeath
 from jupyter_disttrain.rank.nanny.nanny import Nanny
 from jupyter_disttrain.rank.startup.connection import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Hellos
@@ -37,7 +38,7 @@ def test_any_published_message_is_passed_on_and_the_text_of_a_display_is_logged(
         _read_pipes=lambda: None,
         _session=Session(),
         _output=SimpleNamespace(flush=lambda *, end_of_cell: None),  # noqa: ARG005
-        _out=SimpleNamespace(send_multipart=lambda frames, **_options: published.append(frames)),
+        _out=SimpleNamespace(send_multipart=lambda frames, *, is_kept: published.append((frames, is_kept))),
         _wire=SimpleNamespace(give_back=returned.append),
         _log=SimpleNamespace(write=lambda data, _stream: logged.append(data)),
     )
@@ -48,10 +49,11 @@ def test_any_published_message_is_passed_on_and_the_text_of_a_display_is_logged(
         [DELIM, b"", b"[]"],
         [DELIM, b"", *display, b"no JSON"],
         [DELIM, b"", *display, rb'{"data": {"text/plain": "half \ud83d"}}'],
+        [DELIM, b"", f'{{"msg_type": "{DebugMessage.msg_type}"}}'.encode(), b"{}", b"{}", b"{}"],  # of one client only
     ]
     for frames in messages:
         Nanny._on_message(nanny, b"token", frames)
-    assert published == messages
+    assert published == [(frames, frames is not messages[-1]) for frames in messages]
     assert returned == [b"token"] * len(messages)
     assert b"".join(logged) == b"half \\ud83d\n"
 

@@ -10,6 +10,7 @@ import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import pytest
 
@@ -89,6 +90,8 @@ def test_breakpoint_in_a_cell_stops_every_rank_and_steps_act_on_one(debugged: De
     cell = debugged.start(FUNCTION)
     client.stopped(0, 1, reason="breakpoint")
     frames = client.frames(1)
+    assert client.ask("stackTrace", threadId=1_000_001)["totalFrames"] == 2
+    assert client.ask("stackTrace", threadId=1_000_001, levels=1) == {"stackFrames": ANY, "totalFrames": 2}
     assert [(frame["name"], frame["line"]) for frame in frames] == [("step", 3), ("<module>", 8)]
     assert frames[0]["source"] == client.frames(0)[0]["source"]
     assert client.ask("dumpCell", code=FUNCTION)["sourcePath"] == frames[0]["source"]["path"]
@@ -139,6 +142,13 @@ def test_conditions_hits_and_messages(debugged: Debugged, client: DapClient) -> 
     refused = client.set_breakpoints(cell, 3, condition="rank =")[0]
     assert not refused["verified"]
     assert "invalid syntax" in refused["message"]
+    path = client.ask("dumpCell", code=cell)["sourcePath"]
+    both = [{"line": 4}, {"line": 4, "condition": "False"}]  # the first one stops, whatever the condition of the other
+    client.ask("setBreakpoints", source={"path": path}, breakpoints=both)
+    running = debugged.start(cell)
+    client.stopped(0, 1)
+    client.ask("continue", threadId=1_000_000)
+    running.result().check()
     refused = client.set_breakpoints(cell, 3, hitCondition="often")[0]
     assert "is no hit count" in refused["message"]
     client.set_breakpoints(cell, 3, condition="missing")
