@@ -14,7 +14,7 @@ import statistics
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -31,6 +31,8 @@ from .peer_environment import peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from typing_extensions import Self
 
     from benchmarks.lib.tools import Tool
 
@@ -56,6 +58,7 @@ trap = Trap()
 print("stop")  {HERE}
 print("evaluated", Trap.calls)
 """
+ROUNDS = 5
 WAIT_S = 8  # longer than the timeout of the group
 TIMED_GROUP = "from datetime import timedelta\ntimed = dist.new_group(timeout=timedelta(seconds=5))"
 ONE_STOPS = f"""
@@ -65,7 +68,7 @@ dist.barrier(timed)
 print("past the barrier")
 """
 HANG = "import time\nif rank == 1:\n    time.sleep(20)\ndist.barrier()"
-ROUNDS = """
+TRAINING = """
 import time
 layer = torch.nn.Linear(16, 16)
 def train(x):
@@ -74,7 +77,7 @@ def train(x):
     return loss
 def rounds():
     x, began = torch.ones(8, 16), time.perf_counter()
-    for _ in range(3000):
+    for _ in range(10_000):
         train(x)
     return time.perf_counter() - began
 """
@@ -83,11 +86,25 @@ ELSEWHERE = f"def not_called():\n    print(1)  {HERE}"
 
 
 class Debugged:
-    """A session, and a client of its debugger that is attached."""
+    """A session, and a client of its debugger that is attached; a context manager that ends the cells."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._cells: list[Future[CellRecord]] = []
+        self.listening_before = _listening(session)
         self.client = self.connect().attach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Let the cells end: the session's connections are used by one thread at a time."""
+        with contextlib.suppress(AssertionError, TimeoutError):
+            self.client.ask("disconnect")
+        self.client.close()
+        if wait(self._cells, 5).not_done:
+            self.session.kernel.interrupt()
+        wait(self._cells)
 
     def connect(self) -> DapClient:
         """Return a client that is not attached."""
@@ -106,8 +123,13 @@ class Debugged:
             except KernelError as error:
                 done.set_exception(error)
 
+        self._cells.append(done)
         threading.Thread(target=run, daemon=True).start()
         return done
+
+    def clear_breakpoints(self, code: str) -> None:
+        """Stop at no line of a cell."""
+        self.client.set_breakpoints(self.session.tool.on_all_ranks(code))
 
     def set_breakpoint(self, code: str) -> None:
         """Stop all ranks at the marked line of a cell."""
@@ -142,12 +164,18 @@ class Debugged:
 
 
 def stop_time(debugged: Debugged) -> str:
-    """Seconds from the start of a cell until all ranks have stopped at a breakpoint"""
-    debugged.set_breakpoint(LOOP)
-    began = time.perf_counter()
-    debugged.start(LOOP)
-    debugged.stopped(debugged.session.ranks)
-    return format_amount(time.perf_counter() - began, "s")
+    """From the start of a cell until all ranks have stopped at a breakpoint"""
+    times = []
+    for _ in range(ROUNDS):
+        debugged.set_breakpoint(LOOP)
+        began = time.perf_counter()
+        cell = debugged.start(LOOP)
+        threads = debugged.stopped(debugged.session.ranks)
+        times.append(time.perf_counter() - began)
+        debugged.clear_breakpoints(LOOP)
+        debugged.client.ask("continue", threadId=threads[0])
+        cell.result()
+    return format_amount(statistics.median(times), "s")
 
 
 def step_one(debugged: Debugged) -> str:
@@ -248,12 +276,9 @@ def kill_rank(debugged: Debugged) -> str:
 
 
 def ports(debugged: Debugged) -> str:
-    """TCP ports that listen while ranks are debugged, and not before"""
-    debugged.client.ask("disconnect")
-    before = _listening(debugged.session)
-    debugged.client.attach()
+    """TCP ports that listen because of the debugger, the notebook's own included"""
     debugged.session.on_all_ranks("pass")
-    return str(len(_listening(debugged.session) - before))
+    return str(len(_listening(debugged.session) - debugged.listening_before))
 
 
 def _listening(session: Session) -> set[int]:
@@ -264,11 +289,11 @@ def _listening(session: Session) -> set[int]:
 
 
 def cost(debugged: Debugged) -> str:
-    """Time of a training loop while a client is attached and a breakpoint is set elsewhere, as a ratio to without"""
+    """Time of steps of 0.07 ms while a client is attached and a breakpoint is set elsewhere, as a ratio to without"""
     debugged.client.ask("disconnect")
-    debugged.session.on_all_ranks(ROUNDS)
+    debugged.session.on_all_ranks(TRAINING)
     ratios = []
-    for _ in range(3):
+    for _ in range(2 * ROUNDS):
         without = _loop_seconds(debugged.session)
         debugged.client.attach()
         debugged.set_breakpoint(ELSEWHERE)
@@ -304,7 +329,8 @@ def _measure(tool: Tool, ranks: int, measure: Callable[[Debugged], str]) -> str:
         try:
             if measure is timeouts:
                 session.on_all_ranks(TIMED_GROUP)
-            return measure(Debugged(session))
+            with Debugged(session) as debugged:
+                return measure(debugged)
         except (AssertionError, TimeoutError, KernelError) as problem:
             text = " ".join(str(problem).split())[:100]
             print(f"    {type(problem).__name__}: {text}", flush=True)

@@ -26,20 +26,24 @@ class DapClient:
         self._client_id = client_id
         self._numbers = itertools.count(1)
         self._events: deque[dict[str, Any]] = deque()
-        self._subscribe()
+        try:
+            self._subscribe()
+        except TimeoutError:
+            self.close()
+            raise
 
     def _subscribe(self) -> None:
         """Wait until messages on iopub arrive."""
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             self._client.control_channel.send(self._client.session.msg("kernel_info_request", {}))
-            self._client.get_control_msg(timeout=SECONDS)
             try:
+                self._client.get_control_msg(timeout=SECONDS)
                 self._client.get_iopub_msg(timeout=0.2)
             except queue.Empty:
                 continue
             return
-        raise TimeoutError("no message on iopub")
+        raise TimeoutError("no message on the control channel or on iopub")
 
     def __enter__(self) -> Self:
         return self
