@@ -457,15 +457,22 @@ def test_interrupt_reaches_the_ranks_where_raised_exceptions_stop(debugged: Debu
 
 
 def test_rank_whose_stop_was_noticed_too_late_is_debugged_again(debugged: Debugged, client: DapClient) -> None:
-    module = "jupyter_disttrain.features.debugger.rank.debugger"
-    debugged.notebook.run(f"%%rank 0\nimport {module} as module\nmodule.DEBUG_NOTICE_SECONDS = 0").check()
+    late = """%%rank 0
+import queue
+class Late(queue.SimpleQueue):
+    def get(self, timeout=None):
+        if timeout is not None: raise queue.Empty  # whatever the client has sent by then
+        return super().get()
+debugger = get_ipython().rank_debugger
+answers, debugger._answers = debugger._answers, Late()"""
+    debugged.notebook.run(late).check()
     cell = "%%rank 0\nx = 1\nprint('x', x)"
     client.set_breakpoints(cell, 3)
     running = debugged.start(cell)
     client.stopped(0)
     client.event("continued")
     assert "this rank goes on and stops no more" in running.result().check().text
-    debugged.notebook.run("%%rank 0\nmodule.DEBUG_NOTICE_SECONDS = 30").check()
+    debugged.notebook.run("%%rank 0\ndebugger._answers = answers").check()
     running = debugged.start(cell)
     client.stopped(0)
     client.go(0)
